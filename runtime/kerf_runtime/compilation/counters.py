@@ -1,0 +1,57 @@
+"""Process-wide counters of what the compiler and the static graphs did.
+
+Tests assert on them with ``expect``; ``/debug/graphs`` and the metrics report them.  No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+
+__all__ = ["CompilationCounter", "compilation_counter"]
+
+
+@dataclass
+class CompilationCounter:
+    """Counts since the process started; every field only grows."""
+
+    dynamo_traces: int = 0
+    graphs_seen: int = 0
+    pieces_seen: int = 0
+    capturable_pieces_seen: int = 0
+    backend_compilations: int = 0
+    inductor_compilations: int = 0
+    artifacts_saved: int = 0
+    artifacts_loaded: int = 0
+    graphs_captured: int = 0
+    graph_replays: int = 0
+    guards_evaluated: int = 0
+    compilations_after_startup: int = 0
+    captures_after_startup: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """The counts as a plain dictionary."""
+        return asdict(self)
+
+    @contextmanager
+    def expect(self, **deltas: int) -> Iterator[None]:
+        """Assert that the block changes each named counter by exactly the given amount.
+
+        Raises:
+            AssertionError: a counter changed otherwise; shows expected and actual changes.
+            TypeError: no such counter.
+        """
+        unknown = deltas.keys() - {field.name for field in fields(self)}
+        if unknown:
+            raise TypeError(f"no such counter: {', '.join(sorted(unknown))}")
+        before = self.snapshot()
+        yield
+        after = self.snapshot()
+        actual = {name: after[name] - before[name] for name in deltas}
+        if actual != deltas:
+            raise AssertionError(f"expected counter changes {deltas}, got {actual}")
+
+
+compilation_counter = CompilationCounter()
+"""The counters of this process."""

@@ -1,0 +1,60 @@
+"""The configuration model: one source of truth for the CRD, the command line and the cache key."""
+
+from kerf_runtime.config.base import ConfigModel, config_error, parse_quantity
+from kerf_runtime.config.compilation import (
+    ATTENTION_OPS,
+    CompilationConfig,
+    CompilationLevel,
+    CUDAGraphMode,
+)
+from kerf_runtime.config.deployment import (
+    API_VERSION,
+    KIND,
+    CachePolicy,
+    CacheVerification,
+    DeletionPolicy,
+    ModelDeploymentDocument,
+    ModelDeploymentSpec,
+    load_document,
+    parse_document,
+)
+from kerf_runtime.config.engine import DType, EngineConfig
+from kerf_runtime.config.key import cache_key, compile_document, declared_factors, digest, needs_compile_cache
+from kerf_runtime.config.resolve import (
+    AttentionGraphSupport,
+    EffectiveConfig,
+    PlatformFacts,
+    default_capture_sizes,
+    resolve,
+)
+
+__all__ = [
+    "API_VERSION",
+    "ATTENTION_OPS",
+    "KIND",
+    "AttentionGraphSupport",
+    "CUDAGraphMode",
+    "CachePolicy",
+    "CacheVerification",
+    "CompilationConfig",
+    "CompilationLevel",
+    "ConfigModel",
+    "DType",
+    "DeletionPolicy",
+    "EffectiveConfig",
+    "EngineConfig",
+    "ModelDeploymentDocument",
+    "ModelDeploymentSpec",
+    "PlatformFacts",
+    "cache_key",
+    "compile_document",
+    "config_error",
+    "declared_factors",
+    "default_capture_sizes",
+    "digest",
+    "load_document",
+    "needs_compile_cache",
+    "parse_document",
+    "parse_quantity",
+    "resolve",
+]

@@ -1,0 +1,110 @@
+"""Messages between the HTTP process and the engine process (msgpack over a Unix socket).  No torch.
+
+HTTP -> engine: ``AddRequest``, ``AbortRequest``, ``Shutdown``.
+engine -> HTTP: ``Phase`` while starting, ``Started`` once, then ``Outputs`` per step, ``Stats`` when
+numbers changed, ``Failed`` before the engine dies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "AbortRequest",
+    "AddRequest",
+    "EngineMessage",
+    "Failed",
+    "Outputs",
+    "Phase",
+    "SamplingParams",
+    "ServerMessage",
+    "Shutdown",
+    "Started",
+    "Stats",
+    "TokenOutput",
+]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens of one request are chosen; validated by the server, trusted by the engine.
+
+    ``temperature`` 0 is greedy.  ``seed`` None draws one.  ``stop_token_ids`` end a request.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Run a prompt.  ``request_id`` is unique among running requests."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """Stop a request and free its blocks; unknown ids are ignored (it may just have finished)."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Finish nothing more and exit."""
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True):
+    """A start-up phase began.  ``detail`` is for people; ``fraction`` 0..1 or None."""
+
+    name: str
+    detail: str = ""
+    fraction: float | None = None
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The engine is ready.  ``report`` is the static part of ``/debug/graphs`` (see engine.report)."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    report: dict[str, Any]
+
+
+class TokenOutput(msgspec.Struct, frozen=True):
+    """New tokens of one request.  ``finish_reason``: None, ``stop``, ``length``, ``abort``, ``error``."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """What one step produced."""
+
+    outputs: list[TokenOutput]
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """The engine's cumulative numbers; ``kerf_runtime.metrics`` turns them into series."""
+
+    values: dict[str, Any]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; mirrors ``KerfError`` (kind is the class name)."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+
+ServerMessage = AddRequest | AbortRequest | Shutdown
+EngineMessage = Phase | Started | Outputs | Stats | Failed

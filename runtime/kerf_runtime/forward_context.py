@@ -1,0 +1,76 @@
+"""What a forward pass needs beside its tensors: the dispatch decision, attention metadata, KV cache.
+
+The engine sets it around every forward; the attention op and the static-graph wrappers read it.
+Tensor-shape legend used everywhere: T tokens in the batch (padding included), B sequences, H query
+heads, K key/value heads, D head size, N cache blocks, S tokens per block, M blocks per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AttentionMetadata", "ForwardContext", "get_forward_context", "set_forward_context"]
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Views of the engine's persistent buffers that describe one batch to the attention op.
+
+    Attributes:
+        query_start: int32 [B+1], first token of each sequence in the batch; padding sequences are empty.
+        seq_lens: int32 [B], tokens of each sequence including this step's; 0 for padding.
+        block_table: int32 [B, M], cache blocks of each sequence.
+        slot_mapping: int64 [T], cache slot (block * S + offset) of each token; -1 for padding.
+        uniform_decode: every sequence has exactly one query token (padding rows too).
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    uniform_decode: bool
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """Context of one forward.  ``attention`` is None while tracing and profiling: attention gives zeros."""
+
+    mode: CUDAGraphMode = CUDAGraphMode.NONE
+    descriptor: BatchDescriptor | None = None
+    attention: AttentionMetadata | None = None
+    kv_caches: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Layer name -> (key cache, value cache), each [N, S, K, D]."""
+
+
+_current: ForwardContext | None = None
+
+
+def get_forward_context() -> ForwardContext:
+    """The context of the running forward.
+
+    Raises:
+        RuntimeError: no forward is running; a model was called outside the engine's runner.
+    """
+    if _current is None:
+        raise RuntimeError("no forward context is set: wrap the call in set_forward_context(...)")
+    return _current
+
+
+@contextmanager
+def set_forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make ``context`` the current one for the block; contexts nest."""
+    global _current
+    previous, _current = _current, context
+    try:
+        yield
+    finally:
+        _current = previous

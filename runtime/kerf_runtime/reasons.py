@@ -1,0 +1,60 @@
+"""Reason codes: why the effective configuration differs from the requested one, why a cache missed.
+
+A code is written the same way in the log, in metric labels, in ``/debug/graphs`` and in the status
+of a ModelDeployment.  Codes are CamelCase because Kubernetes condition reasons are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["CacheReason", "ConfigReason", "DispatchReason", "ReasonedChange"]
+
+
+class ConfigReason(StrEnum):
+    """Why a part of the effective configuration is not what was requested."""
+
+    ENFORCE_EAGER = "EnforceEager"
+    LEVEL_TOO_LOW = "LevelTooLow"
+    EMPTY_SPLITTING_OPS = "EmptySplittingOps"
+    ATTENTION_BACKEND_LIMIT = "AttentionBackendLimit"
+    PLATFORM_UNSUPPORTED = "PlatformUnsupported"
+    BATCH_LIMIT = "BatchLimit"
+
+
+class CacheReason(StrEnum):
+    """Verdict of a compile-cache lookup.  ``FactorMismatch`` is followed by ``:<factor>``."""
+
+    HIT = "Hit"
+    DISABLED = "Disabled"
+    NOT_CONFIGURED = "NotConfigured"
+    NOT_NEEDED = "NotNeeded"
+    NO_SUCH_KEY = "NoSuchKey"
+    INCOMPLETE = "Incomplete"
+    CHECKSUM_MISMATCH = "ChecksumMismatch"
+    FACTOR_MISMATCH = "FactorMismatch"
+    FORMAT_TOO_NEW = "FormatTooNew"
+    UNREADABLE = "Unreadable"
+    LOADER_REFUSED = "LoaderRefused"
+
+
+class DispatchReason(StrEnum):
+    """Why the dispatcher chose the mode it chose for a step."""
+
+    EXACT = "Exact"
+    PADDED = "Padded"
+    ABOVE_LARGEST = "AboveLargest"
+    NO_GRAPH = "NoGraph"
+    MODE_NONE = "ModeNone"
+
+
+@dataclass(frozen=True)
+class ReasonedChange:
+    """One difference between what was requested and what is in force."""
+
+    field: str
+    requested: str
+    effective: str
+    reason: ConfigReason
+    message: str
