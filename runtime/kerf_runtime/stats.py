@@ -1,0 +1,120 @@
+"""What the engine counts: the contract of ``messages.Stats.values``.  Pure, no torch, no prometheus.
+
+The engine process fills an ``EngineStats`` while it steps and sends ``to_values()`` whenever numbers
+changed; ``kerf_runtime.metrics`` in the HTTP process turns the latest values into series.  Every number
+only grows since the process started, except the gauges in the first group.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["STEP_BUCKETS_SECONDS", "EngineStats", "Histogram"]
+
+STEP_BUCKETS_SECONDS: tuple[float, ...] = (
+    0.0005,
+    0.001,
+    0.002,
+    0.004,
+    0.008,
+    0.016,
+    0.032,
+    0.064,
+    0.128,
+    0.256,
+    0.512,
+    1.024,
+    2.048,
+    4.096,
+)
+"""Upper bounds of ``kerf_step_duration_seconds``: 0.3 ms on a GPU to seconds of prefill on a CPU."""
+
+
+@dataclass
+class Histogram:
+    """Counts per bucket and the sum, mergeable over a process border.
+
+    ``counts[i]`` are observations in ``(bounds[i-1], bounds[i]]``; the last one is above every bound.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass
+class EngineStats:
+    """The engine's numbers; one object per engine, changed only by its loop."""
+
+    requests_running: int = 0
+    requests_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+    requests_finished: Counter[str] = field(default_factory=Counter)
+    """By finish reason: stop, length, abort, error."""
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that were started (once per request, not again after a preemption)."""
+    generation_tokens: int = 0
+    preemptions: int = 0
+    dispatch: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    """Steps by (mode, padded size, reason)."""
+    scheduled_tokens: Counter[str] = field(default_factory=Counter)
+    """Real tokens of all steps, by mode."""
+    padding_tokens: Counter[str] = field(default_factory=Counter)
+    """Rows added to reach the padded size, by mode."""
+    step_seconds: dict[str, Histogram] = field(default_factory=dict)
+    """Wall time of steps, by mode."""
+
+    def record_step(
+        self, *, mode: str, size: int, reason: str, real_tokens: int, seconds: float
+    ) -> None:
+        """Count one step: ``size`` rows ran, of which ``real_tokens`` were wanted."""
+        self.dispatch[mode, size, reason] += 1
+        self.scheduled_tokens[mode] += real_tokens
+        self.padding_tokens[mode] += size - real_tokens
+        self.step_seconds.setdefault(mode, Histogram(STEP_BUCKETS_SECONDS)).observe(seconds)
+
+    def to_values(
+        self,
+        *,
+        counters: dict[str, int],
+        graph_hits: list[tuple[str, int, bool, int]] | None = None,
+    ) -> dict[str, Any]:
+        """The message body: plain lists, numbers and strings.
+
+        Args:
+            counters: ``compilation_counter.snapshot()`` of the engine process.
+            graph_hits: replays of every recorded graph: (mode, num_tokens, uniform_decode, hits).
+        """
+        return {
+            "requests_running": self.requests_running,
+            "requests_waiting": self.requests_waiting,
+            "kv_blocks_used": self.kv_blocks_used,
+            "kv_blocks_total": self.kv_blocks_total,
+            "requests_finished": dict(self.requests_finished),
+            "prompt_tokens": self.prompt_tokens,
+            "generation_tokens": self.generation_tokens,
+            "preemptions": self.preemptions,
+            "dispatch": [[*key, count] for key, count in sorted(self.dispatch.items())],
+            "scheduled_tokens": dict(self.scheduled_tokens),
+            "padding_tokens": dict(self.padding_tokens),
+            "step_seconds": {
+                mode: {"counts": list(histogram.counts), "sum": histogram.sum}
+                for mode, histogram in self.step_seconds.items()
+            },
+            "counters": dict(counters),
+            "graph_hits": [list(row) for row in graph_hits or ()],
+        }
