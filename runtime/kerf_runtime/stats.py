@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["STEP_BUCKETS_SECONDS", "EngineStats", "Histogram"]
+__all__ = ["QUEUE_BUCKETS_SECONDS", "STEP_BUCKETS_SECONDS", "EngineStats", "Histogram"]
 
 STEP_BUCKETS_SECONDS: tuple[float, ...] = (
     0.0005,
@@ -31,6 +31,9 @@ STEP_BUCKETS_SECONDS: tuple[float, ...] = (
     4.096,
 )
 """Upper bounds of ``kerf_step_duration_seconds``: 0.3 ms on a GPU to seconds of prefill on a CPU."""
+
+QUEUE_BUCKETS_SECONDS: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+"""Upper bounds of ``kerf_request_queue_seconds``: from at once to a minute behind long prompts."""
 
 
 @dataclass
@@ -77,6 +80,8 @@ class EngineStats:
     """Rows added to reach the padded size, by mode."""
     step_seconds: dict[str, Histogram] = field(default_factory=dict)
     """Wall time of steps, by mode."""
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram(QUEUE_BUCKETS_SECONDS))
+    """From a request's arrival at the engine to the first step that runs it."""
 
     def record_step(
         self, *, mode: str, size: int, reason: str, real_tokens: int, seconds: float
@@ -86,6 +91,10 @@ class EngineStats:
         self.scheduled_tokens[mode] += real_tokens
         self.padding_tokens[mode] += size - real_tokens
         self.step_seconds.setdefault(mode, Histogram(STEP_BUCKETS_SECONDS)).observe(seconds)
+
+    def record_queue(self, seconds: float) -> None:
+        """Count one request that was scheduled for the first time."""
+        self.queue_seconds.observe(seconds)
 
     def to_values(
         self,
@@ -114,6 +123,10 @@ class EngineStats:
             "step_seconds": {
                 mode: {"counts": list(histogram.counts), "sum": histogram.sum}
                 for mode, histogram in self.step_seconds.items()
+            },
+            "queue_seconds": {
+                "counts": list(self.queue_seconds.counts),
+                "sum": self.queue_seconds.sum,
             },
             "counters": dict(counters),
             "graph_hits": [list(row) for row in graph_hits or ()],
