@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from kerf_runtime.errors import ConfigError
@@ -60,8 +60,14 @@ def _check_quantity(text: str) -> str:
     return text
 
 
-Quantity = Annotated[str, AfterValidator(_check_quantity)]
-"""A Kubernetes quantity of bytes, kept as written."""
+Quantity = Annotated[
+    str,
+    AfterValidator(_check_quantity),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "maxLength": 32}
+    ),
+]
+"""A Kubernetes quantity of bytes, kept as written; the schema shows the same rule to the API server."""
 
 
 def config_error(error: ValidationError, *, where: str) -> ConfigError:

@@ -89,7 +89,7 @@ class CompilationConfig(ConfigModel):
             "Default: 1, 2, 4, then multiples of 8 up to maxNumSeqs. Changing it never recompiles."
         ),
     )
-    splitting_ops: list[str] | None = Field(
+    splitting_ops: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None,
         max_length=64,
         description=(
@@ -99,6 +99,7 @@ class CompilationConfig(ConfigModel):
     )
     inductor_config: dict[str, InductorValue] | None = Field(
         None,
+        max_length=64,
         description="Options passed to the Inductor compiler. Unknown options are errors when the model is compiled.",
     )
     strict: bool = Field(

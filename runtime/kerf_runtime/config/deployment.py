@@ -7,12 +7,13 @@ twice, here for the laptop and as CEL (``cel_rules``) for the API server; a test
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from kerf_runtime.config.base import ConfigModel, Quantity, config_error
 from kerf_runtime.config.compilation import CompilationConfig
@@ -22,6 +23,8 @@ from kerf_runtime.errors import ConfigError
 __all__ = [
     "API_VERSION",
     "KIND",
+    "NAME_MAX_LENGTH",
+    "NAME_PATTERN",
     "AutoscalingSpec",
     "CachePolicy",
     "CacheSpec",
@@ -46,12 +49,30 @@ __all__ = [
 
 API_VERSION = "kerf.dev/v1alpha1"
 KIND = "ModelDeployment"
+NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+"""Names of ModelDeployments: the Service and the Deployment are called the same."""
+NAME_MAX_LENGTH = 52
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 RelativePath = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$", max_length=512)
 ]
+
+
+def _number_to_text(value: object) -> object:
+    """``cpu: 2`` in YAML is a number; Kubernetes quantities are kept as text."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+ResourceQuantity = Annotated[
+    str,
+    BeforeValidator(_number_to_text),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 32}),
+]
+"""An amount of cpu, memory or devices, as in a pod: ``500m``, ``2``, ``4Gi``."""
 
 
 class PvcSource(ConfigModel):
@@ -111,8 +132,12 @@ class ModelSpec(ConfigModel):
 class ResourceRequirements(ConfigModel):
     """Kubernetes resource requests and limits of a container."""
 
-    requests: dict[str, str] | None = Field(None, description="Minimum that is reserved.")
-    limits: dict[str, str] | None = Field(None, description="Maximum that may be used.")
+    requests: dict[str, ResourceQuantity] | None = Field(
+        None, max_length=16, description="Minimum that is reserved, for example cpu: 2, memory: 4Gi."
+    )
+    limits: dict[str, ResourceQuantity] | None = Field(
+        None, max_length=16, description="Maximum that may be used, for example memory: 8Gi."
+    )
 
 
 class CachePolicy(StrEnum):
@@ -152,6 +177,14 @@ class CompileSpec(ConfigModel):
     job: CompileJobSpec = Field(CompileJobSpec(), description="The compile Job.")
 
 
+class AccessMode(StrEnum):
+    """Access modes a cache claim can have; the compile Job must be able to write."""
+
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+
+
 class ClaimTemplate(ConfigModel):
     """A claim that Kerf creates for the cache."""
 
@@ -159,8 +192,8 @@ class ClaimTemplate(ConfigModel):
     storage_class_name: DnsName | None = Field(
         None, description="StorageClass. Default: the cluster's default class."
     )
-    access_modes: list[str] = Field(
-        ["ReadWriteOnce"],
+    access_modes: list[AccessMode] = Field(
+        [AccessMode.READ_WRITE_ONCE],
         min_length=1,
         max_length=4,
         description="Access modes. ReadWriteMany lets pods on every node share one cache. Default ReadWriteOnce.",
@@ -296,7 +329,7 @@ class ModelDeploymentSpec(ConfigModel):
     )
     deletion_policy: DeletionPolicy = Field(
         DeletionPolicy.DELETE,
-        description="What happens to a claim that Kerf created when this resource is deleted. Default Delete.",
+        description="What happens to a claim that Kerf created when this resource is deleted: Delete or Retain. Default Delete.",
     )
 
     @model_validator(mode="after")
@@ -339,6 +372,12 @@ def parse_document(data: Any, *, where: str) -> ModelDeploymentDocument:
     name = (data.get("metadata") or {}).get("name")
     if not isinstance(name, str) or not name:
         raise ConfigError("metadata.name is missing", where=where)
+    if len(name) > NAME_MAX_LENGTH or not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(
+            f"metadata.name {name!r} cannot name a Service",
+            where=where,
+            hint=f"Use at most {NAME_MAX_LENGTH} lower-case letters, digits and dashes, a letter first",
+        )
     try:
         spec = ModelDeploymentSpec.model_validate(data.get("spec"))
     except ValidationError as error:

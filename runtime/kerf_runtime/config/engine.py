@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -22,6 +23,13 @@ class DType(StrEnum):
 
 class EngineConfig(ConfigModel):
     """Limits of the engine inside one pod."""
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.maxNumBatchedTokens >= self.maxNumSeqs",
+            "maxNumBatchedTokens must not be below maxNumSeqs: a full decode batch would not fit one step",
+        ),
+    )
 
     dtype: DType = Field(
         DType.AUTO,
