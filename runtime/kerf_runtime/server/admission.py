@@ -1,0 +1,201 @@
+"""From a valid body to engine requests: may it run here and now, and what exactly runs.
+
+Everything that can refuse a request does so here, before anything of it reaches the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kerf_runtime.engine.messages import AddRequest, Started
+from kerf_runtime.errors import EngineError, KerfError, OverloadedError, RequestError
+from kerf_runtime.server.responses import UnavailableError, UnknownModelError
+from kerf_runtime.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    check_extra_fields,
+)
+from kerf_runtime.server.state import ChatTokenizer, ServerState
+
+__all__ = ["Admitted", "admit_chat", "admit_completion", "slot"]
+
+_INLINE_CHARACTERS = 4096
+"""Longer texts are tokenised in a thread, so that other requests' tokens keep flowing."""
+_DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of max_tokens for completions; chat has none."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that may run: one engine request per prompt."""
+
+    id: str
+    requests: tuple[AddRequest, ...]
+    stops: tuple[str, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(request.prompt_token_ids) for request in self.requests)
+
+
+async def admit_completion(state: ServerState, body: CompletionRequest) -> Admitted:
+    """Check a completions request and tokenise its prompts.
+
+    Raises:
+        KerfError: it cannot be served; the status is in the class.
+    """
+    tokenizer, started = _check_servable(state, body)
+    prompts = body.prompts()
+    if len(prompts) > state.settings.max_prompts:
+        raise RequestError(
+            f"{len(prompts)} prompts in one request; at most {state.settings.max_prompts} are allowed",
+            where="prompt",
+            hint="Send several requests",
+        )
+    token_lists = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            token_lists.append(await _encode(tokenizer, prompt, special=True))
+        else:
+            token_lists.append(_check_tokens(prompt, started.vocab_size, where="prompt"))
+    limit = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    explicit = body.max_tokens is not None
+    return _admitted("cmpl", body, started, token_lists, limit=limit, explicit=explicit)
+
+
+async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
+    """Check a chat request, apply the checkpoint's template and tokenise.
+
+    Raises:
+        KerfError: it cannot be served; the status is in the class.
+    """
+    tokenizer, started = _check_servable(state, body)
+    text = tokenizer.apply_chat_template([message.to_template() for message in body.messages])
+    tokens = await _encode(tokenizer, text, special=False)
+    limit = body.limit
+    return _admitted(
+        "chatcmpl",
+        body,
+        started,
+        [tokens],
+        limit=started.max_model_len if limit is None else limit,
+        explicit=limit is not None,
+    )
+
+
+@contextmanager
+def slot(state: ServerState, count: int) -> Iterator[None]:
+    """Hold places in the queue while ``count`` prompts run.
+
+    Raises:
+        OverloadedError: more requests wait than maxQueueLen allows.
+    """
+    settings = state.settings
+    waiting = state.outstanding + count - settings.max_num_seqs
+    if waiting > settings.max_queue_len and state.outstanding > 0:
+        raise OverloadedError(
+            f"the queue is full: {state.outstanding} requests are running or waiting, and "
+            f"maxQueueLen is {settings.max_queue_len}",
+            hint="Retry later, or add replicas",
+        )
+    state.outstanding += count
+    try:
+        yield
+    finally:
+        state.outstanding -= count
+
+
+def _check_servable(state: ServerState, body: SamplingFields) -> tuple[ChatTokenizer, Started]:
+    error = state.error()
+    if error is not None:
+        raise EngineError(f"the engine has failed: {error}", hint="Another replica may answer")
+    started = state.client.started
+    if started is None or state.tokenizer is None:
+        phase = state.readiness().status
+        raise UnavailableError(
+            f"the server is still starting (phase {phase})", hint="Wait for /ready"
+        )
+    if state.refuses_new_requests():
+        raise UnavailableError("the server is shutting down", hint="Another replica may answer")
+    check_extra_fields(body)
+    if body.model != state.settings.served_name:
+        raise UnknownModelError(
+            f"the model {body.model!r} does not exist here",
+            where="model",
+            hint=f"This server serves {state.settings.served_name!r}",
+        )
+    return state.tokenizer, started
+
+
+async def _encode(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
+    if len(text) <= _INLINE_CHARACTERS:
+        return tokenizer.encode(text, special)
+    return await asyncio.to_thread(tokenizer.encode, text, special)
+
+
+def _check_tokens(tokens: list[int], vocab_size: int, *, where: str) -> list[int]:
+    outside = next((token for token in tokens if token >= vocab_size), None)
+    if outside is not None:
+        raise RequestError(
+            f"token {outside} is not in the vocabulary of {vocab_size} tokens", where=where
+        )
+    return tokens
+
+
+def _admitted(
+    prefix: str,
+    body: SamplingFields,
+    started: Started,
+    prompts: list[list[int]],
+    *,
+    limit: int,
+    explicit: bool,
+) -> Admitted:
+    where = "messages" if prefix == "chatcmpl" else "prompt"
+    stops = body.stops()
+    _check_tokens(list(body.stop_token_ids or ()), started.vocab_size, where="stop_token_ids")
+    name = f"{prefix}-{uuid.uuid4().hex}"
+    requests = []
+    for index, tokens in enumerate(prompts):
+        max_tokens = _fit(len(tokens), limit, started.max_model_len, explicit=explicit, where=where)
+        requests.append(
+            AddRequest(
+                request_id=f"{name}-{index}",
+                prompt_token_ids=tokens,
+                params=body.sampling(max_tokens=max_tokens),
+            )
+        )
+    return Admitted(id=name, requests=tuple(requests), stops=tuple(stops))
+
+
+def _fit(prompt: int, limit: int, max_model_len: int, *, explicit: bool, where: str) -> int:
+    """Tokens that may be generated; a default limit shrinks to what fits, an explicit one is kept."""
+    room = max_model_len - prompt
+    problem: KerfError | None = None
+    if prompt == 0:
+        problem = RequestError(
+            "the prompt has no tokens", where=where, hint="Send at least one token"
+        )
+    elif room < 1:
+        problem = RequestError(
+            f"the prompt has {prompt} tokens, and the model's limit is {max_model_len} tokens for "
+            "prompt and answer together",
+            where=where,
+            hint=f"Shorten it to {max_model_len - 1} tokens or less",
+        )
+    elif explicit and limit > room:
+        problem = RequestError(
+            f"{limit} tokens were requested after a prompt of {prompt} tokens, and the model's "
+            f"limit is {max_model_len} tokens for both together",
+            where="max_tokens",
+            hint=f"Ask for {room} tokens or less, or shorten the prompt",
+        )
+    if problem is not None:
+        raise problem
+    return min(limit, room)

@@ -1,0 +1,263 @@
+"""What may be asked: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+
+A field that would change the answer and is not supported is refused, never ignored; the same field
+with its neutral value (``n: 1``, ``logprobs: false``) passes.  ``UNSUPPORTED`` lists those values, and
+``HINTS`` the fields that never change an answer.  Names and defaults are those of OpenAI's API, plus
+``top_k``, ``ignore_eos`` and ``stop_token_ids``, which the field's servers share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kerf_runtime.engine.messages import SamplingParams
+from kerf_runtime.errors import RequestError
+
+__all__ = [
+    "ChatMessage",
+    "ChatRequest",
+    "CompletionRequest",
+    "SamplingFields",
+    "StreamOptions",
+    "check_extra_fields",
+]
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Known fields that are not supported, with the values (beside null) that ask for nothing."""
+
+HINTS = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
+"""Known fields that are accepted and have no effect on the answer."""
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(False, description="Send a last chunk with the token counts.")
+    include_obfuscation: Literal[False, None] = Field(
+        None, description="Padding against traffic analysis; only false is supported."
+    )
+
+
+class SamplingFields(BaseModel):
+    """What both APIs share."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str = Field(description="A name listed by /v1/models.")
+    n: Literal[1, None] = Field(None, description="Number of answers; only 1 is supported.")
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
+        None, description="0 always takes the most likely token. Default 1."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Draw from the most likely tokens that make up this probability. Default 1.",
+    )
+    top_k: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="Draw from this many of the most likely tokens; 0 and -1: all. Default 0."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        None, description="The same seed and request give the same answer. Default: drawn."
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most tokens of the answer."
+    )
+    stop: str | list[str] | None = Field(
+        None, description="Up to 16 strings that end the answer and are not part of it."
+    )
+    stop_token_ids: Annotated[TokenIds, Field(max_length=64)] | None = Field(
+        None, description="Tokens that end the answer."
+    )
+    ignore_eos: bool | None = Field(
+        None, description="Go on after the model's end token (benchmarks). Default false."
+    )
+    stream: bool | None = Field(None, description="Send the answer in pieces. Default false.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
+
+    def stops(self) -> list[str]:
+        """The stop strings.
+
+        Raises:
+            RequestError: too many, or an empty one.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(stops) > 16:
+            raise RequestError(f"{len(stops)} stop strings; at most 16 are allowed", where="stop")
+        if "" in stops:
+            raise RequestError("a stop string is empty", where="stop", hint="Leave it out")
+        return stops
+
+    def sampling(self, *, max_tokens: int) -> SamplingParams:
+        """The engine's parameters; ``max_tokens`` as admission decided."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+        )
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(SamplingFields):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds] = Field(
+        description="One prompt, as text or as token ids, or a list of them."
+    )
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise RequestError("the list of prompts is empty", where="prompt")
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class TextPart(BaseModel):
+    """Text inside a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it; ``developer`` is the newer name of ``system``."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content or "",
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class ChatRequest(SamplingFields):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(
+        description="The conversation so far."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most tokens of the answer; the newer name of max_tokens."
+    )
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatRequest:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer, whichever name was used."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+def check_extra_fields(request: SamplingFields) -> None:
+    """Refuse what we would have to ignore.
+
+    Raises:
+        RequestError: an unsupported or unknown field; ``where`` names it.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("only allowed with stream: true", where="stream_options")
+    _check(request.model_extra or {}, prefix="")
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            if message.content is None and message.role != "assistant":
+                raise RequestError("the message has no content", where=f"messages.{index}.content")
+            extra = message.model_extra or {}
+            for name in ("refusal", "audio", "tool_calls", "function_call", "annotations"):
+                if extra.get(name) in (None, []):
+                    extra.pop(name, None)
+            _check(extra, prefix=f"messages.{index}.")
+
+
+def _check(extra: dict[str, Any], *, prefix: str) -> None:
+    for name, value in extra.items():
+        if name in HINTS or value is None:
+            continue
+        if name in UNSUPPORTED:
+            if any(_same(value, neutral) for neutral in UNSUPPORTED[name]):
+                continue
+            raise RequestError(
+                "this parameter is not supported by this server",
+                where=f"{prefix}{name}",
+                hint="Leave it out",
+            )
+        raise RequestError("unknown parameter", where=f"{prefix}{name}", hint="Leave it out")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality that tells ``0`` from ``false``: completions' ``logprobs: 0`` does ask for something."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
