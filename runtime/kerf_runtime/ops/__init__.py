@@ -1,0 +1,1 @@
+"""Custom operators.  Importing a module here registers its operators with PyTorch."""

@@ -1,0 +1,72 @@
+"""Architecture facts of a checkpoint, the same whatever the file format.  No torch, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kerf_runtime.config.engine import DType
+
+__all__ = ["ModelConfig", "RopeScaling"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for long contexts.
+
+    Attributes:
+        kind: ``linear`` (positions divided by ``factor``), ``llama3`` (low frequencies divided, high
+            ones kept, smooth between; Llama 3.1), or ``factors`` (the checkpoint has a tensor that
+            divides each frequency; GGUF's form of llama3).
+        factor: the divisor.
+        low_freq_factor: llama3 only.
+        high_freq_factor: llama3 only.
+        original_max_position: llama3 only, in tokens.
+    """
+
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What the model code and the engine must know about a checkpoint.
+
+    Attributes:
+        architecture: the Hugging Face class name, whatever the file format.
+        max_position_embeddings: longest sequence, in tokens.
+        dtype: data type of the stored weights; BFLOAT16 for quantised ones.
+        eos_token_ids: tokens that end an answer.
+        bos_token_id: token that starts a text, if the model has one.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: DType
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
