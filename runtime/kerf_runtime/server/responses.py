@@ -149,6 +149,13 @@ def _first_problem(problems: Sequence[dict[str, Any]]) -> RequestError:
         return RequestError(
             "the body must be a JSON object", hint="Send it with Content-Type: application/json"
         )
+    if path.split(".")[0] == "prompt" and first.get("type") != "missing":
+        # One problem per accepted form would be reported: none of them tells what was meant.
+        return RequestError(
+            "must be a text, a list of texts, a list of token ids (integers, 0 or more), or a list "
+            "of such lists",
+            where="prompt",
+        )
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
     if first.get("type") == "missing":
