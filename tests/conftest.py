@@ -1,0 +1,50 @@
+"""What tests of every part may use: a real control plane.
+
+``control_plane`` is a real etcd, API server, controller manager and scheduler, shared by the whole
+session; a test makes its own namespace.  Where it cannot be had (no binaries, no network and no
+Go) the tests that need it are skipped with the reason, or fail when ``KERF_REQUIRE_CLUSTER=1``, as
+CI sets it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hack.cluster import BuildError, ControlPlane, PrerequisiteError
+from hack.cluster import control_plane as run_control_plane
+from hack.cluster.binaries import Binaries
+from hack.cluster.controlplane import CONTROL_PLANE
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Obtain the binaries before the first test: no test's timeout covers a ten-minute build."""
+    needing = [item for item in session.items if "control_plane" in _fixtures(item)]
+    if not needing or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        try:
+            Binaries().ensure(*CONTROL_PLANE, "kubectl")
+        except (PrerequisiteError, BuildError) as error:
+            session.config.stash[_UNAVAILABLE] = str(error)
+
+
+_UNAVAILABLE = pytest.StashKey[str]()
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return list(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """A running control plane with ``.kubeconfig``, ``.kubectl(...)``, ``.helm(...)``, ``.bin()``."""
+    reason = request.config.stash.get(_UNAVAILABLE, None)
+    if reason is not None:
+        if os.environ.get("KERF_REQUIRE_CLUSTER") == "1":
+            pytest.fail(f"KERF_REQUIRE_CLUSTER=1, but there is no control plane: {reason}")
+        pytest.skip(f"no control plane: {reason}")
+    with run_control_plane() as plane:
+        yield plane
