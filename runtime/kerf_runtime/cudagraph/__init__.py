@@ -1,0 +1,1 @@
+"""Static graphs: modes, sizes, dispatch, capture and replay."""

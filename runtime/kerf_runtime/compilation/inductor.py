@@ -1,0 +1,156 @@
+"""The private-API surface towards Inductor: compile one piece, collect its wrapper and kernels.
+
+Everything that reaches into ``torch._inductor`` is in this file; it was tested with the torch versions
+in ``loader.SUPPORTED_TORCH`` and refuses others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from kerf_runtime.compilation.artifact import CompiledArtifact
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.loader import SUPPORTED_TORCH, parse_wrapper
+from kerf_runtime.errors import CompileError, ConfigError
+
+__all__ = [
+    "check_torch_version",
+    "compile_piece",
+    "inductor_session",
+    "validate_options",
+]
+
+_DEFAULT_OPTIONS: dict[str, Any] = {
+    # The number of threads must not be compiled in: pods may have other CPU limits than the Job.
+    "cpp.dynamic_threads": True,
+    # Every kernel is stored on its own; two kernels must not be merged across pieces.
+    "cpp.enable_kernel_profile": False,
+    # A fresh cache folder is used per session, so caching between sessions cannot help.
+    "fx_graph_remote_cache": False,
+}
+
+
+def check_torch_version() -> None:
+    """Refuse torch versions that the private-API surface was not tested with.
+
+    Raises:
+        CompileError: names the installed and the supported versions.
+    """
+    version = torch.__version__
+    if not any(version == v or version.startswith(v + ".") for v in SUPPORTED_TORCH):
+        raise CompileError(
+            f"torch {version} is not supported by the piecewise compiler",
+            hint=f"Install torch {' or '.join(SUPPORTED_TORCH)}, or set compilation.level to 0",
+        )
+
+
+def validate_options(options: Mapping[str, Any]) -> None:
+    """Refuse Inductor options that do not exist.
+
+    Raises:
+        ConfigError: names the option and near matches.
+    """
+    from torch._inductor import config
+
+    known = config.get_config_copy().keys()
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            raise ConfigError(
+                f"Inductor has no option {name!r}",
+                where="compilation.inductorConfig",
+                hint=f"Did you mean {', '.join(near)}?" if near else "See torch._inductor.config",
+            )
+
+
+@contextmanager
+def inductor_session() -> Iterator[None]:
+    """A private, empty Inductor cache folder: what is compiled inside is compiled for real."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    with (
+        tempfile.TemporaryDirectory(prefix="kerf-inductor-") as folder,
+        temporary_cache_dir(folder),
+    ):
+        yield
+
+
+@contextmanager
+def _wrapper_sources() -> Iterator[list[str]]:
+    """Collects the source of every wrapper that Inductor generates in the block."""
+    from torch._inductor.graph import GraphLowering
+
+    sources: list[str] = []
+    previous = GraphLowering.save_output_code
+    GraphLowering.save_output_code = staticmethod(sources.append)  # type: ignore[assignment]
+    try:
+        yield sources
+    finally:
+        GraphLowering.save_output_code = previous
+
+
+def compile_piece(
+    module: fx.GraphModule, example_values: Sequence[Any], options: Mapping[str, Any]
+) -> CompiledArtifact:
+    """Compile one piece for its symbolic shape; call inside ``inductor_session``.
+
+    Args:
+        module: the piece; not changed.
+        example_values: fake tensors and symbolic sizes, one per placeholder.
+        options: Inductor options.
+
+    Raises:
+        CompileError: Inductor failed, specialised a dynamic size, or made a wrapper the loader refuses.
+    """
+    from torch._inductor import config, standalone_compile
+
+    fake_mode = next(v.fake_mode for v in example_values if hasattr(v, "fake_mode"))
+    context = torch._guards.TracingContext(fake_mode)
+    settings = {**_DEFAULT_OPTIONS, **options}
+    compilation_counter.backend_compilations += 1
+    with (
+        torch._guards.tracing(context),
+        _wrapper_sources() as sources,
+        config.patch(settings),
+        torch.no_grad(),
+    ):
+        standalone_compile(
+            module, list(example_values), dynamic_shapes="from_tracing_context", options={}
+        )
+    compilation_counter.inductor_compilations += 1
+    _check_symbols(fake_mode, example_values)
+    if len(sources) != 1:
+        raise CompileError(f"expected one wrapper from Inductor, got {len(sources)}")
+    wrapper = parse_wrapper(sources[0])
+    if wrapper.num_inputs != len(example_values):
+        raise CompileError(
+            f"Inductor changed the piece's inputs from {len(example_values)} to {wrapper.num_inputs}"
+        )
+    libraries = tuple(_library(kernel.argument_types, kernel.source) for kernel in wrapper.kernels)
+    return CompiledArtifact(sources[0], libraries, wrapper.num_inputs)
+
+
+def _check_symbols(fake_mode: Any, example_values: Sequence[Any]) -> None:
+    """A dynamic size that became a constant would silently compile for one batch size only."""
+    for value in example_values:
+        if isinstance(value, torch.SymInt) and value.node.maybe_as_int() is not None:
+            raise CompileError(
+                f"compiling specialised the dynamic size {value} to a constant",
+                hint="Something in the forward depends on the exact number of tokens",
+            )
+
+
+def _library(argument_types: Sequence[str], source: str) -> bytes:
+    """The shared object of a kernel that was just compiled (found in Inductor's in-process cache)."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    kernel = CppPythonBindingsCodeCache.load_pybinding(list(argument_types), source)
+    return Path(kernel.__self__.__file__).read_bytes()

@@ -1,0 +1,223 @@
+"""Run an Inductor wrapper without Inductor.
+
+An Inductor artifact is a generated Python wrapper plus compiled kernels.  The wrapper's source is
+parsed, its ``call`` function is kept, and everything it may refer to is supplied from a short table
+here: allocation helpers of ``torch._C``, ATen, and the kernels, loaded from shared objects.  A wrapper
+that refers to anything else is refused: a stale or foreign artifact must not half-run.
+
+Nothing of Dynamo or Inductor is imported, so a warm start neither pays for their import nor can
+compile.  Tested with the torch versions in ``SUPPORTED_TORCH``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+
+from kerf_runtime.errors import CompileError
+
+__all__ = ["SUPPORTED_TORCH", "KernelSource", "WrapperSource", "load_wrapper", "parse_wrapper"]
+
+SUPPORTED_TORCH = ("2.11",)
+"""Versions whose wrapper format this module was tested on."""
+
+_EXTERN_KERNELS: dict[str, Callable[..., Any]] = {
+    "mm": torch.mm,
+    "addmm": torch.addmm,
+    "bmm": torch.bmm,
+    "baddbmm": torch.baddbmm,
+}
+_IGNORED_NAMES = {
+    "get_args",
+    "benchmark_compiled_module",
+    "async_compile",
+    "runner",
+    "call",
+    "recursively_apply_fns",
+}
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One C++ kernel of a wrapper: the name it is bound to, argument types, source."""
+
+    name: str
+    argument_types: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class WrapperSource:
+    """A parsed wrapper: its kernels and the code of its ``call`` function."""
+
+    kernels: tuple[KernelSource, ...]
+    code: CodeType
+    num_inputs: int
+
+
+class _ExternKernels:
+    """The extern-kernel table as the attribute namespace that wrappers expect."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(name)
+
+
+def _namespace() -> dict[str, Any]:
+    guards = torch._C._dynamo.guards
+    extern = _ExternKernels()
+    for name, function in _EXTERN_KERNELS.items():
+        setattr(extern, name, function)
+    return {
+        "torch": torch,
+        "math": math,
+        "inf": math.inf,
+        "nan": math.nan,
+        "aten": torch.ops.aten,
+        "device": torch.device,
+        "empty_strided": torch.empty_strided,
+        "extern_kernels": extern,
+        "assert_size_stride": guards.assert_size_stride,
+        "assert_alignment": guards.assert_alignment,
+        "empty_strided_cpu": guards._empty_strided_cpu,
+        "reinterpret_tensor": guards._reinterpret_tensor,
+    }
+
+
+def _refuse(what: str) -> CompileError:
+    return CompileError(
+        f"the compiled artifact contains {what}, which the loader does not know",
+        hint=f"The loader was tested with torch {', '.join(SUPPORTED_TORCH)}; this is {torch.__version__}",
+    )
+
+
+def parse_wrapper(source: str) -> WrapperSource:
+    """Check a wrapper and extract what is needed to run it.
+
+    Raises:
+        CompileError: the wrapper contains something unknown; names it.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise _refuse(f"text that is not Python ({error})") from error
+    kernels: list[KernelSource] = []
+    function: ast.FunctionDef | None = None
+    known = _namespace()
+    for statement in tree.body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.Delete, ast.If)):
+            continue
+        if isinstance(statement, ast.Expr):
+            continue  # docstring, async_compile.wait(...)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            kernel = _kernel(name, statement.value)
+            if kernel is not None:
+                kernels.append(kernel)
+            continue  # an alias: refused below if ``call`` uses it and the table lacks it
+        if isinstance(statement, ast.ClassDef) and statement.name == "Runner":
+            methods = [s for s in statement.body if isinstance(s, ast.FunctionDef)]
+            function = next((s for s in methods if s.name == "call"), None)
+            continue
+        if isinstance(statement, ast.FunctionDef) and statement.name in _IGNORED_NAMES:
+            continue
+        raise _refuse(f"the statement {ast.unparse(statement)[:80]!r}")
+    if function is None or [arg.arg for arg in function.args.args] != ["self", "args"]:
+        raise _refuse("no Runner.call(self, args)")
+    _check_names(function, known.keys() | {kernel.name for kernel in kernels})
+    function.args.args = function.args.args[1:]
+    module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
+    return WrapperSource(
+        tuple(kernels), compile(module, "<kerf piece>", "exec"), _num_inputs(function)
+    )
+
+
+def _kernel(name: str, value: ast.expr) -> KernelSource | None:
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return None
+    called = ast.unparse(value.func)
+    if not called.startswith("async_compile."):
+        return None
+    if called != "async_compile.cpp_pybinding":
+        raise _refuse(f"a kernel made by {called}")
+    types, source = (ast.literal_eval(arg) for arg in value.args[:2])
+    return KernelSource(name, tuple(types), source)
+
+
+def _check_names(function: ast.FunctionDef, known: set[str]) -> None:
+    stored = {
+        n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if node.id not in known | stored | {"args"} and not hasattr(builtins, node.id):
+                raise _refuse(f"the name {node.id!r}")
+            if node.id == "self":
+                raise _refuse("partitions")
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "extern_kernels"
+            and node.attr not in _EXTERN_KERNELS
+        ):
+            raise _refuse(f"the extern kernel {node.attr!r}")
+
+
+def _num_inputs(function: ast.FunctionDef) -> int:
+    first = function.body[0]
+    if isinstance(first, ast.Assign) and isinstance(first.targets[0], ast.Tuple):
+        return len(first.targets[0].elts)
+    raise _refuse("a call function that does not begin with unpacking its arguments")
+
+
+def load_wrapper(
+    source: str, libraries: Sequence[Path], *, num_inputs: int, identity: str
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The ``call`` function of a wrapper: takes the list of inputs (and empties it), returns outputs.
+
+    Args:
+        source: the wrapper.
+        libraries: shared object of each kernel, in the order of ``parse_wrapper(source).kernels``.
+        num_inputs: how many inputs the piece has; anything else is refused.
+        identity: unique name of the artifact, used for the names of the loaded modules.
+
+    Raises:
+        CompileError: the wrapper or a library is not what was expected.
+    """
+    wrapper = parse_wrapper(source)
+    if wrapper.num_inputs != num_inputs:
+        raise _refuse(f"{wrapper.num_inputs} inputs instead of {num_inputs}")
+    if len(libraries) != len(wrapper.kernels):
+        raise _refuse(f"{len(wrapper.kernels)} kernels but {len(libraries)} libraries")
+    namespace = _namespace()
+    for index, (kernel, path) in enumerate(zip(wrapper.kernels, libraries, strict=True)):
+        namespace[kernel.name] = _load_kernel(path, f"kerf_{identity}_{index}.kernel")
+    exec(wrapper.code, namespace)
+    call: Callable[[list[Any]], Sequence[Any]] = namespace["call"]
+    return call
+
+
+def _load_kernel(path: Path, module_name: str) -> Callable[..., None]:
+    # The kernel's init function reads the address of torch's data-pointer accessor from here.
+    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    loader = importlib.machinery.ExtensionFileLoader(module_name, str(path))
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise CompileError(f"cannot load the kernel: {error}", where=str(path)) from error
+    kernel: Callable[..., None] = module.kernel
+    return kernel

@@ -1,0 +1,114 @@
+"""Cut a traced graph at the splitting ops, keeping the order of all nodes.
+
+N calls of splitting ops give N splitting pieces, which run as they are, and N+1 compilable pieces
+between them.  The order is kept because in-place writes depend on it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.errors import ConfigError
+
+__all__ = ["Piece", "SplitGraph", "resolve_splitting_ops", "split_graph"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One submodule of the split graph."""
+
+    name: str
+    module: fx.GraphModule
+    is_splitting: bool
+
+
+@dataclass(frozen=True)
+class SplitGraph:
+    """The graph that calls the pieces in order, and the pieces."""
+
+    module: fx.GraphModule
+    pieces: tuple[Piece, ...]
+
+    @property
+    def compilable(self) -> tuple[Piece, ...]:
+        """The pieces between the splitting ops."""
+        return tuple(piece for piece in self.pieces if not piece.is_splitting)
+
+
+def resolve_splitting_ops(names: tuple[str, ...]) -> frozenset[torch._ops.OpOverload]:
+    """The operator overloads named ``namespace::name`` or ``namespace::name.overload``.
+
+    Raises:
+        ConfigError: no such operator; lists near matches.
+    """
+    overloads: set[torch._ops.OpOverload] = set()
+    for name in names:
+        found = _find_overloads(name)
+        if not found:
+            known = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+            near = difflib.get_close_matches(name.split(".")[0], known, n=3)
+            raise ConfigError(
+                f"no operator is called {name!r}",
+                where="compilation.splittingOps",
+                hint=f"Did you mean {', '.join(near)}?" if near else "Write it as namespace::name",
+            )
+        overloads |= found
+    return frozenset(overloads)
+
+
+def _find_overloads(name: str) -> set[torch._ops.OpOverload]:
+    namespace, _, rest = name.partition("::")
+    op_name, _, overload = rest.partition(".")
+    if not namespace.isidentifier() or not op_name.isidentifier():
+        return set()
+    packet = getattr(getattr(torch.ops, namespace), op_name, None)
+    if packet is None:
+        return set()
+    wanted = [overload] if overload else packet.overloads()
+    return {getattr(packet, item) for item in wanted if item in packet.overloads()}
+
+
+def _calls_splitting_op(node: fx.Node, ops: frozenset[torch._ops.OpOverload]) -> bool:
+    if node.op != "call_function":
+        return False
+    target = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, overload) in ops for overload in target.overloads())
+    return target in ops
+
+
+def split_graph(graph: fx.GraphModule, ops: frozenset[torch._ops.OpOverload]) -> SplitGraph:
+    """Cut ``graph`` in one pass over its nodes; every splitting call gets a piece of its own."""
+    piece_of: dict[fx.Node, int] = {}
+    splitting: set[int] = set()
+    current = 0
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if _calls_splitting_op(node, ops):
+            current += 1
+            piece_of[node] = current
+            splitting.add(current)
+            current += 1
+        else:
+            piece_of[node] = current
+    module = split_module(
+        graph,
+        None,  # type: ignore[arg-type]  # unused by split_module
+        lambda node: piece_of[node],
+        keep_original_order=True,
+    )
+    pieces = []
+    for name, child in module.named_children():
+        index = int(name.removeprefix("submod_"))
+        assert isinstance(child, fx.GraphModule)
+        pieces.append(Piece(name, child, index in splitting))
+    compilation_counter.pieces_seen += len(pieces)
+    compilation_counter.capturable_pieces_seen += sum(not piece.is_splitting for piece in pieces)
+    return SplitGraph(module, tuple(pieces))

@@ -1,0 +1,106 @@
+"""Which graph, if any, runs a batch.  Pure, no torch.
+
+The dispatcher knows the captured keys of each mode and answers in this order: exact FULL, FULL with
+the non-uniform key, PIECEWISE with the non-uniform key, NONE.  Every answer is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
+from kerf_runtime.cudagraph.sizes import PaddedSizes
+from kerf_runtime.reasons import DispatchReason
+
+__all__ = ["Dispatcher", "capture_plan"]
+
+
+def capture_plan(
+    mode: CUDAGraphMode, sizes: tuple[int, ...], max_num_seqs: int
+) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
+    """What to capture for ``mode``, largest first, mixed batches before uniform decode ones.
+
+    A uniform decode batch has at most ``max_num_seqs`` tokens, so decode graphs stop at the smallest
+    size that holds them.
+    """
+    plan = []
+    ordered = sorted(sizes, reverse=True)
+    if mode.mixed_mode() is not CUDAGraphMode.NONE:
+        plan += [(mode.mixed_mode(), BatchDescriptor(size, False)) for size in ordered]
+    if mode.decode_mode() is CUDAGraphMode.FULL:
+        top = min((size for size in sizes if size >= max_num_seqs), default=max(sizes, default=0))
+        plan += [
+            (CUDAGraphMode.FULL, BatchDescriptor(size, True)) for size in ordered if size <= top
+        ]
+    return plan
+
+
+class Dispatcher:
+    """Chooses mode and padded size of each step.
+
+    Args:
+        mode: the effective CUDA-graph mode.
+        captured: every (mode, descriptor) that has been captured.
+    """
+
+    def __init__(
+        self, mode: CUDAGraphMode, captured: Iterable[tuple[CUDAGraphMode, BatchDescriptor]]
+    ) -> None:
+        self.mode = mode
+        self._keys = frozenset(captured)
+        self.counts: Counter[tuple[CUDAGraphMode, int, DispatchReason]] = Counter()
+        self._sizes = {
+            (mode, uniform): PaddedSizes(
+                tuple(
+                    d.num_tokens for m, d in self._keys if m is mode and d.uniform_decode is uniform
+                )
+            )
+            for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE)
+            for uniform in (True, False)
+        }
+
+    def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
+        """How to run a batch of ``num_tokens`` real tokens; counts the decision."""
+        decision = self._decide(num_tokens, uniform_decode)
+        self.counts[decision.mode, decision.descriptor.num_tokens, decision.reason] += 1
+        return decision
+
+    def _decide(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
+        wanted = self.mode.decode_mode() if uniform_decode else self.mode.mixed_mode()
+        bare = BatchDescriptor(num_tokens, uniform_decode)
+        if wanted is CUDAGraphMode.NONE:
+            return DispatchDecision(CUDAGraphMode.NONE, bare, DispatchReason.MODE_NONE)
+        candidates = (
+            (CUDAGraphMode.FULL, uniform_decode),
+            (CUDAGraphMode.FULL, False),
+            (CUDAGraphMode.PIECEWISE, False),
+        )
+        any_graph = False
+        for mode, uniform in candidates:
+            table = self._sizes[mode, uniform]
+            any_graph = any_graph or table.largest > 0
+            size = table.padded(num_tokens)
+            if size is not None:
+                reason = DispatchReason.EXACT if size == num_tokens else DispatchReason.PADDED
+                return DispatchDecision(mode, BatchDescriptor(size, uniform), reason)
+        reason = DispatchReason.ABOVE_LARGEST if any_graph else DispatchReason.NO_GRAPH
+        return DispatchDecision(CUDAGraphMode.NONE, bare, reason)
+
+    def totals(self) -> dict[str, int]:
+        """Steps per mode."""
+        totals = {
+            mode.value: 0
+            for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE)
+        }
+        for (mode, _, _), count in self.counts.items():
+            totals[mode.value] += count
+        return totals
+
+    def detail(self) -> list[dict[str, object]]:
+        """Steps per mode, padded size and reason, in a stable order."""
+        return [
+            {"mode": mode.value, "size": size, "reason": reason.value, "count": count}
+            for (mode, size, reason), count in sorted(self.counts.items())
+        ]

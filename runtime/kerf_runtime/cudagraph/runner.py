@@ -1,0 +1,181 @@
+"""Captures every graph before serving, then runs each step in the mode the dispatcher chose."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.config.resolve import EffectiveConfig
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
+from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
+from kerf_runtime.cudagraph.wrapper import CaptureGate, CUDAGraphWrapper
+from kerf_runtime.forward_context import ForwardContext, set_forward_context
+from kerf_runtime.platforms.interface import Platform
+
+__all__ = ["Capturable", "DummyBatch", "GraphRunner"]
+
+DummyBatch = Callable[[BatchDescriptor], tuple[Tensor, Tensor, ForwardContext]]
+"""Makes the realistic batch that is captured for a descriptor: input ids, positions, context."""
+
+Progress = Callable[[str, float], None]
+"""Called with what is being captured and the fraction done."""
+
+
+class Capturable(Protocol):
+    """What the runner captures: a forward, made of pieces where it was compiled piecewise."""
+
+    @property
+    def forward(self) -> Callable[[Tensor, Tensor], Tensor]: ...
+
+    def wrap_pieces(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace every compiled piece by ``wrap(piece)``."""
+        ...
+
+
+class GraphRunner:
+    """Owns the wrappers and the dispatcher of one model.
+
+    Args:
+        model: the prepared model.
+        effective: the configuration in force.
+        platform: makes the graphs.
+        max_num_seqs: largest uniform decode batch.
+        num_warmups: uncaptured runs of each batch before its capture.
+    """
+
+    def __init__(
+        self,
+        model: Capturable,
+        effective: EffectiveConfig,
+        platform: Platform,
+        *,
+        max_num_seqs: int,
+        num_warmups: int = 1,
+    ) -> None:
+        self._platform = platform
+        self._effective = effective
+        self._num_warmups = num_warmups
+        self._gate = CaptureGate()
+        self._pieces: list[CUDAGraphWrapper] = []
+        self._plan = capture_plan(effective.mode, effective.capture_sizes, max_num_seqs)
+        if effective.mode.has_mode(CUDAGraphMode.PIECEWISE):
+            model.wrap_pieces(self._wrap_piece)
+        self._full = CUDAGraphWrapper(
+            model.forward, CUDAGraphMode.FULL, platform.static_graph, self._gate
+        )
+        self._dispatcher = Dispatcher(effective.mode, ())
+        self._capture_seconds = 0.0
+
+    def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
+        wrapper = CUDAGraphWrapper(
+            piece, CUDAGraphMode.PIECEWISE, self._platform.static_graph, self._gate
+        )
+        self._pieces.append(wrapper)
+        return wrapper
+
+    @property
+    def plan(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
+        """What ``capture_all`` captures, in order."""
+        return list(self._plan)
+
+    @torch.inference_mode()
+    def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
+        """Warm up and capture every descriptor of the plan, largest first."""
+        started = time.perf_counter()
+        with _frozen_garbage_collector():
+            for index, (mode, descriptor) in enumerate(self._plan):
+                kind = "decode" if descriptor.uniform_decode else "mixed"
+                progress(f"{mode} {kind} {descriptor.num_tokens}", index / len(self._plan))
+                input_ids, positions, context = dummy_batch(descriptor)
+                warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
+                for _ in range(self._num_warmups):
+                    with set_forward_context(warm):
+                        self._full(input_ids, positions)
+                self._gate.open = True
+                try:
+                    with set_forward_context(replace(context, mode=mode, descriptor=descriptor)):
+                        self._platform.synchronize(self._full(input_ids, positions))
+                finally:
+                    self._gate.open = False
+        self._capture_seconds = time.perf_counter() - started
+        self._dispatcher = Dispatcher(self._effective.mode, self._plan)
+
+    def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
+        """How to run the next batch; counts the decision."""
+        return self._dispatcher.dispatch(num_tokens, uniform_decode)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        decision: DispatchDecision,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+    ) -> Tensor:
+        """One forward.
+
+        Args:
+            decision: from ``dispatch``.
+            input_ids: int64 [decision.descriptor.num_tokens], a view of the persistent buffer.
+            positions: int64, same shape.
+            context: attention metadata and KV cache; mode and descriptor are set here.
+
+        Returns:
+            Hidden states [num_tokens, hidden size]; overwritten by the next replay of the same graph.
+        """
+        context = replace(context, mode=decision.mode, descriptor=decision.descriptor)
+        with set_forward_context(context):
+            output: Tensor = self._full(input_ids, positions)
+        return output
+
+    def dispatch_totals(self) -> dict[str, int]:
+        """Steps per mode."""
+        return self._dispatcher.totals()
+
+    def dispatch_detail(self) -> list[dict[str, object]]:
+        """Steps per mode, padded size and reason."""
+        return self._dispatcher.detail()
+
+    def report(self) -> dict[str, Any]:
+        """The ``graphs`` part of ``/debug/graphs``."""
+        descriptors = [self._describe(mode, descriptor) for mode, descriptor in self._plan]
+        descriptors = [d for d in descriptors if d["nodes"]]
+        return {
+            "backend": self._effective.platform.graph_backend,
+            "captured": len(descriptors),
+            "memory_bytes": sum(d["bytes"] for d in descriptors),
+            "capture_seconds": self._capture_seconds,
+            "descriptors": descriptors,
+        }
+
+    def _describe(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> dict[str, Any]:
+        wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
+        entries = [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
+        return {
+            "mode": mode.value,
+            "num_tokens": descriptor.num_tokens,
+            "uniform_decode": descriptor.uniform_decode,
+            "nodes": sum(e.graph.nodes for e in entries),
+            "bytes": sum(e.graph.memory_bytes for e in entries),
+            "seconds": sum(e.seconds for e in entries),
+            "hits": max((e.hits for e in entries), default=0),
+        }
+
+
+@contextmanager
+def _frozen_garbage_collector() -> Iterator[None]:
+    """Keep the collector from walking everything that exists while many objects are made."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,119 @@
+"""The static-graph wrapper: captures on the first run of a descriptor, replays afterwards.
+
+A wrapper trusts the forward context: when the context's mode equals its own it captures or replays
+the context's descriptor; otherwise it passes the call through.  FULL and PIECEWISE wrappers therefore
+nest in one call chain.  It holds no input buffers and copies nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor
+from kerf_runtime.errors import CaptureError
+from kerf_runtime.forward_context import get_forward_context
+from kerf_runtime.platforms.interface import StaticGraph
+
+__all__ = ["CUDAGraphWrapper", "CaptureGate", "CapturedGraph"]
+
+
+@dataclass
+class CaptureGate:
+    """Whether capturing is allowed now; one per process, closed after start-up."""
+
+    open: bool = False
+
+
+@dataclass
+class CapturedGraph:
+    """A captured graph, its cost and its use."""
+
+    graph: StaticGraph
+    output: Any
+    input_addresses: tuple[int, ...]
+    seconds: float
+    hits: int = 0
+
+
+class CUDAGraphWrapper:
+    """Wraps ``runnable`` for one mode.
+
+    Args:
+        runnable: what is captured; called with tensors and sizes.
+        mode: FULL or PIECEWISE.
+        make_graph: makes an empty static graph of the platform.
+        gate: tells whether a capture is allowed.
+        check_addresses: compare the addresses of all tensor inputs on every replay.
+    """
+
+    def __init__(
+        self,
+        runnable: Callable[..., Any],
+        mode: CUDAGraphMode,
+        make_graph: Callable[[], StaticGraph],
+        gate: CaptureGate,
+        *,
+        check_addresses: bool = True,
+    ) -> None:
+        self._runnable = runnable
+        self._mode = mode
+        self._make_graph = make_graph
+        self._gate = gate
+        self._check_addresses = check_addresses
+        self.captured: dict[BatchDescriptor, CapturedGraph] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        context = get_forward_context()
+        if context.mode is not self._mode or context.descriptor is None:
+            return self._runnable(*inputs)
+        entry = self.captured.get(context.descriptor)
+        if entry is None:
+            return self._capture(context.descriptor, inputs)
+        if self._check_addresses:
+            self._compare_addresses(context.descriptor, entry, inputs)
+        entry.hits += 1
+        compilation_counter.graph_replays += 1
+        return entry.graph.replay()
+
+    def _capture(self, descriptor: BatchDescriptor, inputs: tuple[Any, ...]) -> Any:
+        if not self._gate.open:
+            compilation_counter.captures_after_startup += 1
+            raise CaptureError(
+                f"capture of {descriptor} was attempted after start-up",
+                where=f"mode {self._mode}",
+                hint="This is a bug in the dispatcher: it answered with a graph that does not exist",
+            )
+        started = time.perf_counter()
+        graph = self._make_graph()
+        output = graph.capture(self._runnable, inputs)
+        seconds = time.perf_counter() - started
+        self.captured[descriptor] = CapturedGraph(graph, output, _addresses(inputs), seconds)
+        compilation_counter.graphs_captured += 1
+        return output
+
+    def _compare_addresses(
+        self, descriptor: BatchDescriptor, entry: CapturedGraph, inputs: tuple[Any, ...]
+    ) -> None:
+        actual = _addresses(inputs)
+        if actual != entry.input_addresses:
+            moved = [
+                i
+                for i, (a, b) in enumerate(zip(entry.input_addresses, actual, strict=True))
+                if a != b
+            ]
+            raise CaptureError(
+                f"inputs {moved} moved since {descriptor} was captured: a replay would read stale memory",
+                where=f"mode {self._mode}",
+                hint="Pass the same persistent buffers on every step; capture again after weights moved",
+            )
+
+
+def _addresses(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(t.data_ptr() for t in inputs if isinstance(t, Tensor))

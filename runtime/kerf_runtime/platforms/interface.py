@@ -1,0 +1,65 @@
+"""What the runtime must know about, and ask of, the machine it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kerf_runtime.config.resolve import PlatformFacts
+
+__all__ = ["Platform", "StaticGraph"]
+
+
+class StaticGraph(Protocol):
+    """A recorded forward (or piece) that can be replayed.
+
+    Contract, the same for every implementation: inputs are read from the addresses they had at
+    capture; the output lives in one buffer, overwritten by each replay; a replay never re-enters the
+    Python code of the model.
+    """
+
+    @property
+    def nodes(self) -> int:
+        """Recorded operations."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the graph holds."""
+        ...
+
+    def capture(self, runnable: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Run ``runnable(*inputs)`` once while recording; returns the output buffers."""
+        ...
+
+    def replay(self) -> Any:
+        """Run the recording; returns the same output buffers."""
+        ...
+
+
+class Platform(Protocol):
+    """A kind of machine.  CPU now; CUDA has the same interface."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, activations and the KV cache live."""
+        ...
+
+    def facts(self) -> PlatformFacts:
+        """What configuration resolution needs to know."""
+        ...
+
+    def static_graph(self) -> StaticGraph:
+        """An empty graph."""
+        ...
+
+    def observed_factors(self) -> dict[str, Any]:
+        """Facts about the machine that compiled code depends on."""
+        ...
+
+    def synchronize(self, tensor: Tensor) -> None:
+        """Wait until ``tensor`` is computed."""
+        ...
