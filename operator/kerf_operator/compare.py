@@ -71,7 +71,9 @@ def _matched(item: dict[str, Any], observed: list[Any]) -> bool:
     for key in ("uid", "name", "mountPath", "type"):
         if key in item:
             twins = [
-                other for other in observed if isinstance(other, dict) and other.get(key) == item[key]
+                other
+                for other in observed
+                if isinstance(other, dict) and other.get(key) == item[key]
             ]
             return any(covers(twin, item) for twin in twins)
     return any(covers(other, item) for other in observed)

@@ -1,10 +1,10 @@
 """The exception hierarchy of the operator.
 
-    KerfError (kerf_runtime.errors)
-    └── OperatorError                exit 1    something of ours or of the cluster's went wrong
-        ├── SettingsError            exit 2    an option or environment variable
-        ├── ClusterError             exit 8    the API server cannot be reached or lacks our CRDs
-        └── ApiError                           one request that the API server answered with an error
+KerfError (kerf_runtime.errors)
+└── OperatorError                exit 1    something of ours or of the cluster's went wrong
+    ├── SettingsError            exit 2    an option or environment variable
+    ├── ClusterError             exit 8    the API server cannot be reached or lacks our CRDs
+    └── ApiError                           one request that the API server answered with an error
 """
 
 from __future__ import annotations

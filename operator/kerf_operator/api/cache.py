@@ -57,7 +57,9 @@ class CompileCacheSpec(ConfigModel):
     )
     claim_name: DnsName = Field(description="Claim that holds torch_compile_cache/<key>/.")
     image: str = Field(
-        min_length=1, max_length=512, description="Runtime image that compiles; a factor of the key."
+        min_length=1,
+        max_length=512,
+        description="Runtime image that compiles; a factor of the key.",
     )
     factors: dict[str, Any] = Field(
         description="The declared factors that the key is the digest of: what makes artifacts valid."

@@ -43,14 +43,18 @@ _TRANSITIONS: dict[tuple[str, ...], list[dict[str, str]]] = {
 """Rules about changes; only the API server sees an old and a new object."""
 
 
-def _column(name: str, path: str, description: str, kind: str = "string", **more: Any) -> dict[str, Any]:
+def _column(
+    name: str, path: str, description: str, kind: str = "string", **more: Any
+) -> dict[str, Any]:
     return {"name": name, "type": kind, "jsonPath": path, "description": description, **more}
 
 
 _AGE = _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date")
 
 _DEPLOYMENT_COLUMNS = [
-    _column("Ready", '.status.conditions[?(@.type=="Ready")].status', "Whether it serves as asked."),
+    _column(
+        "Ready", '.status.conditions[?(@.type=="Ready")].status', "Whether it serves as asked."
+    ),
     _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why."),
     _column("Model", ".status.servedName", "Model name in the HTTP API."),
     _column("Mode", ".status.graphs.effectiveMode", "CUDA-graph mode in force."),

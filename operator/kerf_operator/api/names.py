@@ -66,7 +66,9 @@ def short_hash(text: str, length: int = 5) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-def labels(component: str, *, deployment: str | None = None, cache: str | None = None) -> dict[str, str]:
+def labels(
+    component: str, *, deployment: str | None = None, cache: str | None = None
+) -> dict[str, str]:
     """The labels of everything the operator makes."""
     found = {
         "app.kubernetes.io/name": "kerf",

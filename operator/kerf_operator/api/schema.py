@@ -51,7 +51,10 @@ def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
             beside = {key: value for key, value in node.items() if key != union}
             if len(options) == 1:
                 return _resolve({**options[0], **beside}, definitions)
-            if all(option.get("type") in ("boolean", "integer", "number", "string") for option in options):
+            if all(
+                option.get("type") in ("boolean", "integer", "number", "string")
+                for option in options
+            ):
                 return {**beside, "x-kubernetes-preserve-unknown-fields": True}
             raise TypeError(f"a CRD cannot express this union: {options}")
     return node
@@ -61,7 +64,9 @@ def _node(
     raw: dict[str, Any], definitions: dict[str, Any], models: dict[str, type[ConfigModel]]
 ) -> dict[str, Any]:
     node = _resolve(raw, definitions)
-    result = {key: value for key, value in node.items() if key not in _DROPPED and value is not None}
+    result = {
+        key: value for key, value in node.items() if key not in _DROPPED and value is not None
+    }
     name = result.pop("x-model", None)
     if result.pop("const", None) is not None:
         raise TypeError(f"a CRD cannot express const: {node}")

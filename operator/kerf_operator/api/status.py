@@ -76,7 +76,8 @@ class CacheStatus(ConfigModel):
         None, description="Declared factors of the key: a change of one of them needs a new cache."
     )
     hits: Count | None = Field(
-        None, description="Ready pods that loaded every artifact from the cache and compiled nothing."
+        None,
+        description="Ready pods that loaded every artifact from the cache and compiled nothing.",
     )
     misses: Count | None = Field(None, description="Ready pods that could not use the cache.")
     last_compile_seconds: float | None = Field(
@@ -97,7 +98,9 @@ class GraphReason(ConfigModel):
 class Dispatch(ConfigModel):
     """Model steps by the mode they ran in, summed over the Ready pods; refreshed about once a minute."""
 
-    FULL: Count = Field(0, alias="FULL", description="Steps replayed as one whole graph. Default 0.")
+    FULL: Count = Field(
+        0, alias="FULL", description="Steps replayed as one whole graph. Default 0."
+    )
     PIECEWISE: Count = Field(
         0, alias="PIECEWISE", description="Steps replayed piece by piece. Default 0."
     )

@@ -108,7 +108,10 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
             "activeDeadlineSeconds": spec.job.active_deadline_seconds,
             "podFailurePolicy": {
                 "rules": [
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    },
                     {
                         "action": "FailJob",
                         "onExitCodes": {

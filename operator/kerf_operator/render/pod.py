@@ -47,7 +47,9 @@ def environment(*, document: str, image: str, cache_key: str | None) -> list[dic
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def volumes(source: ModelSource, *, cache_claim: str | None, cache_read_only: bool) -> list[dict[str, Any]]:
+def volumes(
+    source: ModelSource, *, cache_claim: str | None, cache_read_only: bool
+) -> list[dict[str, Any]]:
     """The pod's volumes: the model, the cache if there is one, and every folder that is written to."""
     found: list[dict[str, Any]] = []
     if source.pvc is not None:
