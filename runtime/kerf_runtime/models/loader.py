@@ -30,10 +30,14 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to run eagerly, and the facts it was built from."""
+    """A model that is ready to run eagerly, and the facts it was built from.
+
+    ``attention_layers`` are the names by which the attention operator finds its KV cache.
+    """
 
     model: nn.Module
     config: ModelConfig
+    attention_layers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def load_model(
         )
         weights_code.finish(model, config, source, dtype=dtype, device=device)
     model.eval()
-    return LoadedModel(model, config)
+    return LoadedModel(model, config, model_code.attention_layer_names(config))
 
 
 def fill(

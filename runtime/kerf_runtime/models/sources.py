@@ -148,6 +148,7 @@ class GgufSource:
         info = self._header.tensors[name]
         raw = self._data[info.offset : info.offset + info.nbytes]
         kind = GGMLQuantizationType(info.type_id)
+        values: np.ndarray
         if kind is GGMLQuantizationType.F32:
             values = raw.view(np.float32).reshape(info.shape)
         elif kind is GGMLQuantizationType.F16:

@@ -1,0 +1,163 @@
+"""The engine itself, in whatever process: start once, then one step after another.
+
+``EngineCore`` imports no torch until ``startup``, so that the import is a timed phase like the others.
+It is not thread-safe: one loop owns it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.config import parse_document
+from kerf_runtime.engine.args import EngineArgs
+from kerf_runtime.engine.messages import AddRequest, Started, TokenOutput
+from kerf_runtime.engine.phases import PhaseClock, Progress, ignore_progress
+from kerf_runtime.engine.request import FinishReason
+from kerf_runtime.errors import EngineError
+from kerf_runtime.stats import EngineStats
+
+if TYPE_CHECKING:
+    from kerf_runtime.engine.startup import StartedEngine
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """One model, its scheduler and its statistics.
+
+    Args:
+        args: what to serve and from where.
+        spawned: ``time.monotonic`` of the moment that start-up is measured from; now if None.
+    """
+
+    def __init__(self, args: EngineArgs, *, spawned: float | None = None) -> None:
+        self._args = args
+        self._document = parse_document(args.document, where="document")
+        self._spawned = time.monotonic() if spawned is None else spawned
+        self._engine: StartedEngine | None = None
+        self._startup_seconds: dict[str, float] = {}
+        self._stats = EngineStats()
+
+    def startup(self, progress: Progress = ignore_progress) -> None:
+        """Load, compile or load compiled code, allocate, capture; afterwards nothing compiles.
+
+        Args:
+            progress: told about phases, details and fractions.
+
+        Raises:
+            KerfError: configuration, model, cache, compilation or capture failed.
+        """
+        clock = PhaseClock(progress, started=self._spawned)
+        progress("import", "torch", None)
+        from kerf_runtime.engine import startup
+
+        clock.seconds["import"] = time.monotonic() - self._spawned
+        self._engine = startup.start_engine(self._args, self._document.spec, clock, progress)
+        clock.finish()
+        self._startup_seconds = clock.seconds
+        self._stats.kv_blocks_total = self._engine.scheduler.pool.total
+
+    @property
+    def engine(self) -> StartedEngine:
+        """The parts.
+
+        Raises:
+            EngineError: ``startup`` has not finished.
+        """
+        if self._engine is None:
+            raise EngineError("the engine has not been started")
+        return self._engine
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would run something."""
+        return self.engine.scheduler.has_work
+
+    def add(self, request: AddRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never run; names the parameter.
+        """
+        engine = self.engine
+        seed = request.params.seed
+        engine.scheduler.add(
+            request.request_id,
+            request.prompt_token_ids,
+            request.params,
+            eos_token_ids=engine.config.eos_token_ids,
+            seed=secrets.randbits(63) if seed is None else seed,
+            arrived=time.monotonic(),
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free its blocks; unknown ids are ignored."""
+        if self.engine.scheduler.abort(request_id):
+            self._stats.requests_finished[FinishReason.ABORT] += 1
+
+    def step(self) -> list[TokenOutput]:
+        """Run one batch; returns the new tokens, or nothing if there was no work."""
+        engine = self.engine
+        started = time.monotonic()
+        batch = engine.scheduler.schedule()
+        if batch is None:
+            return []
+        for request in batch.first_time:
+            self._stats.record_queue(started - request.arrived)
+            self._stats.prompt_tokens += request.prompt_length
+
+        decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
+        hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
+        outputs = engine.scheduler.complete(batch, engine.runner.sample(batch, hidden))
+
+        self._stats.record_step(
+            mode=decision.mode.value,
+            size=decision.descriptor.num_tokens,
+            reason=decision.reason.value,
+            real_tokens=batch.num_tokens,
+            seconds=time.monotonic() - started,
+        )
+        for output in outputs:
+            self._stats.generation_tokens += len(output.token_ids)
+            if output.finish_reason is not None:
+                self._stats.requests_finished[output.finish_reason] += 1
+        return outputs
+
+    def stats(self) -> dict[str, Any]:
+        """Cumulative numbers; see ``kerf_runtime.stats.EngineStats.to_values``."""
+        engine, stats = self.engine, self._stats
+        stats.requests_running = engine.scheduler.num_running
+        stats.requests_waiting = engine.scheduler.num_waiting
+        stats.kv_blocks_used = engine.scheduler.pool.used
+        stats.preemptions = engine.scheduler.preemptions
+        hits = [
+            (graph["mode"], graph["num_tokens"], graph["uniform_decode"], graph["hits"])
+            for graph in engine.graphs.report()["descriptors"]
+        ]
+        return stats.to_values(counters=compilation_counter.snapshot(), graph_hits=hits)
+
+    def report(self) -> dict[str, Any]:
+        """What ``/debug/graphs`` shows, as of now: verdict, configuration, graphs, phases, counters."""
+        from kerf_runtime.engine.startup import describe
+
+        dispatch = self.engine.graphs
+        return {
+            **describe(self.engine, self._startup_seconds),
+            "served_name": self._document.served_name,
+            "counters": compilation_counter.snapshot(),
+            "dispatch": dispatch.dispatch_totals(),
+            "dispatch_detail": dispatch.dispatch_detail(),
+        }
+
+    def started_message(self) -> Started:
+        """What the HTTP process must know once the engine is ready."""
+        engine = self.engine
+        return Started(
+            max_model_len=engine.effective.max_model_len,
+            vocab_size=engine.config.vocab_size,
+            eos_token_ids=engine.config.eos_token_ids,
+            report=self.report(),
+        )
