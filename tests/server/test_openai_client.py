@@ -56,7 +56,7 @@ def test_completions_of_several_prompts_and_a_stop_string(client):
 
 
 def test_refusals_arrive_as_the_clients_own_exceptions(client):
-    with pytest.raises(openai.BadRequestError, match="n: .*should be 1"):
+    with pytest.raises(openai.BadRequestError, match=r"n: .*should be 1"):
         client.chat.completions.create(model="tiny", messages=MESSAGES, n=3)
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="other", messages=MESSAGES)

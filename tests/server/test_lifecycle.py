@@ -1,0 +1,166 @@
+"""From the first listen to the exit code: start, drain, interrupt, engine failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.fakes import eventually
+
+from kerf_runtime.errors import ConfigError
+from kerf_runtime.server.lifecycle import bind
+
+ROOT = Path(__file__).parents[2]
+
+
+class Served:
+    """A serving process; ``ask`` starts a request in a thread."""
+
+    def __init__(self, *options: str, termination_log: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.serve_fake", *options],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "KERF_TERMINATION_LOG": str(termination_log)},
+        )
+        self.http = httpx.Client(base_url=f"http://{self.line()}", timeout=20)
+        self.answers: list[httpx.Response] = []
+
+    def line(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def ask(self) -> threading.Thread:
+        def post() -> None:
+            body = {"model": "tiny", "prompt": "a"}
+            self.answers.append(self.http.post("/v1/completions", json=body))
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        assert self.line() == "asked"
+        return thread
+
+    def say(self, command: str) -> None:
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def ready(self) -> httpx.Response:
+        return self.http.get("/ready")
+
+
+@pytest.fixture
+def served(tmp_path):
+    started = []
+
+    def start(*options: str) -> Served:
+        server = Served(*options, termination_log=tmp_path / "termination-log")
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait(10)
+        server.http.close()
+
+
+def test_probes_are_answered_while_the_engine_starts(served):
+    server = served("slow")
+    assert server.ready().status_code == 503
+    assert server.ready().json()["status"] == "import"
+    assert server.http.get("/health").status_code == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+
+
+def test_sigterm_drains(served):
+    server = served()
+    assert server.line() == "ready"
+    assert server.ready().status_code == 200
+    asking = server.ask()
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: server.ready().status_code == 503)
+    assert server.ready().json() == {"status": "draining", "detail": "1 requests are still running"}
+    assert server.http.get("/health").status_code == 200
+    time.sleep(0.4)
+    refused = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
+    assert refused.status_code == 503
+    assert "shutting down" in refused.json()["error"]["message"]
+    assert server.process.poll() is None
+    server.say("release")
+    assert server.process.wait(10) == 0
+    asking.join(10)
+    assert server.answers[0].json()["choices"][0]["text"] == "Hello"
+
+
+def test_draining_is_bounded(served):
+    server = served("drain3")
+    assert server.line() == "ready"
+    asking = server.ask()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    asking.join(10)
+
+
+def test_an_idle_server_stops_at_once_on_an_interrupt(served):
+    server = served()
+    assert server.line() == "ready"
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_interrupt_does_not_wait_for_running_requests(served):
+    server = served()
+    assert server.line() == "ready"
+    asking = server.ask()
+    server.process.send_signal(signal.SIGINT)
+    eventually(lambda: server.ready().json()["status"] == "draining")
+    assert server.process.poll() is None
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(10) == 0
+    asking.join(10)
+
+
+def test_an_engine_failure_turns_probes_off_and_ends_the_process_with_its_exit_code(
+    served, tmp_path
+):
+    server = served()
+    assert server.line() == "ready"
+    asking = server.ask()
+    server.say("fail")
+    eventually(lambda: server.ready().status_code == 503)
+    assert server.ready().json() == {"status": "failed", "detail": "out of memory. Lower it"}
+    assert server.http.get("/health").status_code == 503
+    assert server.line() == "CaptureError"
+    assert server.process.wait(10) == 6
+    assert (tmp_path / "termination-log").read_text() == "out of memory. Lower it"
+    asking.join(10)
+    assert server.answers[0].status_code == 503
+
+
+def test_an_unreadable_tokenizer_is_a_failure_like_any_other(served, tmp_path):
+    server = served("no-tokenizer")
+    assert server.line() == "ModelError"
+    assert server.process.wait(10) == 3
+    assert (tmp_path / "termination-log").read_text() == "/model: no tokenizer"
+
+
+def test_a_port_in_use_is_an_error_that_names_it():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}: cannot listen: .*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_an_unknown_host_is_an_error_that_names_it():
+    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid:80: cannot listen"):
+        bind("no.such.host.invalid", 80)
