@@ -37,13 +37,18 @@ def source_digests(modules: Iterable[str]) -> dict[str, str]:
 
 
 def _source_digest(name: str) -> str:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    """Digest of a module's source, found below its top-level package without importing its parents."""
+    top, _, rest = name.partition(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
         return "missing"
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        return "missing"
-    return file_sha256(Path(spec.origin))
+    if not rest:
+        return file_sha256(Path(spec.origin))
+    base = Path(spec.origin).parent.joinpath(*rest.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return file_sha256(path)
+    return "missing"
 
 
 def observed_factors(
