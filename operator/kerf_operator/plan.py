@@ -115,7 +115,7 @@ def is_rolled_out(deployment: JsonObject | None, revision: str) -> bool:
         return False
     status = deployment.get("status") or {}
     total = status.get("replicas", 0)
-    return (
+    return bool(
         status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
         and status.get("updatedReplicas", 0) == total
     )

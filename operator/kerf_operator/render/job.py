@@ -79,7 +79,7 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
                     RESULT_FILE,
                 ],
                 "env": environment(
-                    document=runtime_document(name, spec.document),
+                    document=runtime_document(f"cache-{spec.key}", spec.document),
                     image=spec.image,
                     cache_key=spec.key,
                 ),

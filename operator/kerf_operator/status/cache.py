@@ -89,15 +89,15 @@ def _state(
         )
     if finished_job(job) == "Complete":
         return CacheState.READY, published, None
-    finding = check_job(job, _pods_of(job, obs.pods), events=obs.job_events)
+    trouble = check_job(job, _pods_of(job, obs.pods), events=obs.job_events)
     if finished_job(job) == "Failed":
-        failed = finding or Finding(
+        failed = trouble or Finding(
             "JobFailed", f"Job {plan.job} failed", "compile", Severity.FAILING
         )
         return CacheState.FAILED, Verdict.from_finding(failed), failed
-    finding = finding or (unbound if unbound and unbound.severity is Severity.FAILING else None)
-    if finding is not None:
-        return CacheState.COMPILING, Verdict.from_finding(finding), finding
+    trouble = trouble or (unbound if unbound and unbound.severity is Severity.FAILING else None)
+    if trouble is not None:
+        return CacheState.COMPILING, Verdict.from_finding(trouble), trouble
     return (
         CacheState.COMPILING,
         Verdict(False, "Compiling", f"Job {plan.job} compiles key {key}"),

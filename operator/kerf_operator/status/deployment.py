@@ -78,6 +78,7 @@ class _Fold:
         self.previous = previous
         self.refused = check_failures(failures)
         self.reports = self._reports()
+        self.storage_finding = self._check_claim()
         self.storage = self._storage()
         self.compiled = self._compiled()
         self.pods = check_pods(obs.pods, component="serving")
@@ -149,21 +150,23 @@ class _Fold:
                 found.append(PodReport(name, self.obs.reports.get(name, "not read yet")))
         return found
 
-    def _storage(self) -> Verdict:
+    def _check_claim(self) -> Finding | None:
         target, obs = self.target, self.obs
+        if target is None or target.claim is None:
+            return None
+        return check_claim(
+            obs.claim, obs.storage_class, name=target.claim, ours=target.creates_claim
+        )
+
+    def _storage(self) -> Verdict:
+        target = self.target
         if target is None:
             return Verdict(None, "InvalidSpec", "the spec cannot be read")
         if target.claim is None:
             return Verdict(True, "NotNeeded", "nothing is compiled, so no claim is needed")
-        finding = check_claim(
-            obs.claim, obs.storage_class, name=target.claim, ours=target.creates_claim
-        )
-        self.storage_finding = finding
-        if finding is None:
+        if self.storage_finding is None:
             return Verdict(True, "Bound", f"claim {target.claim} is bound")
-        return Verdict.from_finding(finding)
-
-    storage_finding: Finding | None = None
+        return Verdict.from_finding(self.storage_finding)
 
     def _compiled(self) -> Verdict:
         target, obs = self.target, self.obs
