@@ -8,7 +8,7 @@ the HTTP process can see (latencies, refusals) is observed by ``RequestMetrics``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ TOKEN_BUCKETS_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5,
 )  # fmt: skip
 COMPILE_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+
+Labelled = tuple[tuple[str, ...], float]
+"""Label values and the value of one sample."""
 
 MetricType = Literal["gauge", "counter", "histogram", "info"]
 
@@ -219,11 +222,8 @@ def _from_report(report: Mapping[str, Any]) -> Iterator[Metric]:
         yield _info("kerf_effective_config", _effective_labels(effective))
     graphs = report.get("graphs") or {}
     descriptors = graphs.get("descriptors") or []
-    sized = [((d["mode"], str(d["num_tokens"])), d) for d in descriptors]
-    yield _gauge(
-        "kerf_cudagraph_capture_duration_seconds", [(key, d["seconds"]) for key, d in sized]
-    )
-    yield _gauge("kerf_cudagraph_memory_bytes", [(key, d["bytes"]) for key, d in sized])
+    yield _gauge("kerf_cudagraph_capture_duration_seconds", _by_size(descriptors, "seconds"))
+    yield _gauge("kerf_cudagraph_memory_bytes", _by_size(descriptors, "bytes"))
     yield _gauge("kerf_cudagraph_pool_bytes", [((), graphs.get("memory_bytes") or 0)])
     modes: dict[str, int] = dict.fromkeys(("FULL", "PIECEWISE"), 0)
     for descriptor in descriptors:
@@ -262,6 +262,15 @@ def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
     yield _counter("kerf_preemptions", [((model,), stats["preemptions"])])
 
 
+def _by_size(descriptors: Sequence[Mapping[str, Any]], field: str) -> list[Labelled]:
+    """Sums over the descriptors of one mode and size (decode and mixed can both be FULL)."""
+    sums: dict[tuple[str, ...], float] = {}
+    for descriptor in descriptors:
+        key = (descriptor["mode"], str(descriptor["num_tokens"]))
+        sums[key] = sums.get(key, 0) + descriptor[field]
+    return list(sums.items())
+
+
 def _effective_labels(effective: Mapping[str, Any]) -> dict[str, str]:
     reasons = sorted({str(change["reason"]) for change in effective.get("changes") or ()})
     platform = effective.get("platform") or {}
@@ -273,9 +282,6 @@ def _effective_labels(effective: Mapping[str, Any]) -> dict[str, str]:
         "attention_backend": str(platform.get("attention_backend", "")),
         "graph_backend": str(platform.get("graph_backend", "")),
     }
-
-
-Labelled = tuple[tuple[str, ...], float]
 
 
 def _gauge(name: str, values: Iterable[Labelled]) -> Metric:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.server.fakes import COUNTERS, FakeClient, eventually
 
+from kerf_runtime.engine.messages import Failed
 from kerf_runtime.metrics import METRICS
 from kerf_runtime.stats import EngineStats, Histogram
 
@@ -151,6 +153,17 @@ def test_openmetrics_and_text_give_the_same_numbers(busy):
     assert scrape(busy, accept) == scrape(busy)
 
 
+def test_two_descriptors_of_one_mode_and_size_are_one_series(serve):
+    client = FakeClient().make_ready()
+    graphs = client.started.report["graphs"]
+    both = [{**d, "mode": "FULL"} for d in graphs["descriptors"]]
+    report = {**client.started.report, "graphs": {**graphs, "descriptors": both}}
+    client.started = msgspec.structs.replace(client.started, report=report)
+    samples = scrape(serve(client))
+    assert value(samples, "kerf_cudagraph_memory_bytes", mode="FULL", size="8") == 4096
+    assert value(samples, "kerf_cudagraph_graphs", mode="FULL") == 2
+
+
 def test_before_the_engine_has_reported_only_request_metrics_are_exported(serve):
     assert {name for name, _ in scrape(serve(FakeClient()))} == {
         name.replace("_bucket", suffix)
@@ -201,8 +214,6 @@ def test_a_request_that_an_engine_failure_ends_counts_as_error(serve):
     thread = threading.Thread(target=http.post, args=("/v1/completions",), kwargs={"json": body})
     thread.start()
     eventually(lambda: len(client.seen) == 1)
-    from kerf_runtime.engine.messages import Failed
-
     client.failed = Failed(kind="EngineError", what="gone")
     thread.join(10)
     labels = {"model_name": "tiny", "reason": "error"}

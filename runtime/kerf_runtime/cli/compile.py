@@ -1,0 +1,171 @@
+"""``kerf compile``: fill the compile cache and say what happened; what the compile Job runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kerf_runtime.cli.options import (
+    cache_dir_option,
+    default_cache_dir,
+    document_options,
+    engine_args,
+    json_option,
+    model_path_option,
+)
+from kerf_runtime.cli.output import echo_json, human_bytes, human_seconds
+from kerf_runtime.errors import ConfigError, KerfError
+
+if TYPE_CHECKING:
+    from kerf_runtime.cli.progress import PhaseProgress
+    from kerf_runtime.engine.args import EngineArgs
+
+__all__ = ["compile_command", "compile_into_cache"]
+
+_RESULT_LIMIT = 4096
+"""Bytes of a termination message that Kubernetes keeps."""
+EXIT_TERMINATED = 143
+
+
+@click.command("compile")
+@document_options
+@model_path_option
+@cache_dir_option
+@click.option(
+    "--result-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the result or the error there as JSON.",
+)
+@json_option
+def compile_command(
+    file: Path | None,
+    overrides: tuple[str, ...],
+    model_path: Path | None,
+    cache_dir: Path | None,
+    result_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile a model into the cache, check it numerically, and publish it.
+
+    Does nothing but verify when the cache already holds the key.
+    """
+    from kerf_runtime.cli.root import describe_error
+
+    try:
+        with _terminable():
+            result = _compile(file, overrides, model_path, cache_dir, as_json=as_json)
+    except KerfError as error:
+        if result_file is not None:
+            _write_result(result_file, {"error": describe_error(error)})
+        raise
+    if result_file is not None:
+        _write_result(result_file, result)
+    if as_json:
+        echo_json({"event": "done", **result})
+    else:
+        click.echo(
+            f"{result['key']}: {result['result']}, {human_bytes(result['sizeBytes'])}, "
+            f"{human_seconds(result['seconds'])}"
+        )
+
+
+def _compile(
+    file: Path | None,
+    overrides: tuple[str, ...],
+    model_path: Path | None,
+    cache_dir: Path | None,
+    *,
+    as_json: bool,
+) -> dict[str, Any]:
+    from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.progress import open_progress
+    from kerf_runtime.config import needs_compile_cache
+
+    document = read_document(file, overrides)
+    if not needs_compile_cache(document.spec):
+        raise ConfigError(
+            "there is nothing to compile: the level is 0 or enforceEager is set",
+            where="compilation.level",
+            hint="Set level 3, or serve without compiling",
+        )
+    args = engine_args(document, model_path=model_path, cache_dir=cache_dir or default_cache_dir())
+    with open_progress(as_json=as_json) as progress:
+        result = compile_into_cache(args, progress)
+        progress.finish()
+    return result
+
+
+def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, Any]:
+    """Make sure that the cache holds the compiled model of ``args``.
+
+    Returns:
+        ``key``, ``result`` (``published`` or ``hit``), ``sizeBytes``, ``seconds``, ``counters``,
+        ``gate`` (numbers of the numerical gate) and ``phases`` (seconds).
+
+    Raises:
+        KerfError: configuration, model, compiler, numerical gate or volume.
+    """
+    started = time.monotonic()
+    progress("import", "torch", None)
+    from kerf_runtime.compilation.counters import compilation_counter
+    from kerf_runtime.engine.phases import PhaseClock
+    from kerf_runtime.engine.startup import compile_only
+
+    clock = PhaseClock(progress, started=started)
+    clock.seconds["import"] = time.monotonic() - started
+    compiled = compile_only(args, clock, progress)
+    manifest = compiled.cache.manifest
+    hit = compiled.cache.verdict.hit
+    if manifest is None:
+        raise KerfError(
+            f"the compiled model was not published: {compiled.cache.verdict.reason}: "
+            f"{compiled.cache.verdict.message}",
+            where=str(args.cache_dir),
+        )
+    return {
+        "key": compiled.cache.key,
+        "result": "hit" if hit else "published",
+        "sizeBytes": manifest.total_bytes,
+        "seconds": round(time.monotonic() - started, 3),
+        "counters": compilation_counter.snapshot(),
+        "gate": dict(manifest.gate),
+        "phases": {name: round(value, 3) for name, value in clock.seconds.items()},
+    }
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into an orderly exit, so that staging folders and helpers are cleaned up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _write_result(path: Path, result: dict[str, Any]) -> None:
+    """The result as JSON; an error's message is shortened until Kubernetes keeps the whole file."""
+    text = json.dumps(result)
+    excess = len(text.encode()) - _RESULT_LIMIT
+    if excess > 0 and "error" in result:
+        message = result["error"]["message"]
+        shorter = message[: max(len(message) - excess - 3, 0)] + "..."
+        text = json.dumps({"error": {**result["error"], "message": shorter}})
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the result: {error.strerror}", where=f"--result-file {path}"
+        ) from None
