@@ -116,12 +116,15 @@ def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, A
     started = time.monotonic()
     progress("import", "torch", None)
     from kerf_runtime.compilation.counters import compilation_counter
+    from kerf_runtime.config import parse_document
     from kerf_runtime.engine.phases import PhaseClock
     from kerf_runtime.engine.startup import compile_only
 
     clock = PhaseClock(progress, started=started)
     clock.seconds["import"] = time.monotonic() - started
-    compiled = compile_only(args, clock, progress)
+    compiled = compile_only(
+        args, parse_document(args.document, where="document").spec, clock, progress
+    )
     manifest = compiled.cache.manifest
     hit = compiled.cache.verdict.hit
     if manifest is None:

@@ -38,7 +38,7 @@ from kerf_runtime.models.loader import torch_dtype
 from kerf_runtime.platforms import Platform, current_platform
 from kerf_runtime.reasons import CacheReason, DispatchReason
 
-__all__ = ["StartedEngine", "describe", "start_engine"]
+__all__ = ["CompiledModel", "StartedEngine", "compile_only", "describe", "start_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,30 @@ class StartedEngine:
     graphs: GraphRunner
 
 
+@dataclass(frozen=True)
+class CompiledModel:
+    """What ``compile_only`` leaves: the verdict and manifest are in ``cache``."""
+
+    effective: EffectiveConfig
+    prepared: PreparedModel
+    cache: CacheSession
+
+
+def compile_only(
+    args: EngineArgs, spec: ModelDeploymentSpec, clock: PhaseClock, progress: Progress
+) -> CompiledModel:
+    """Make sure that the cache holds the compiled model: no KV cache, no capture, no engine.
+
+    Raises:
+        KerfError: whatever is wrong with configuration, model, cache or compilation.
+    """
+    platform = current_platform()
+    _, effective = _resolve(args, spec, platform)
+    cache, loaded = _load(args, spec, effective, platform, clock)
+    prepared = _prepare(args, spec, effective, loaded, cache, platform, clock, progress)
+    return CompiledModel(effective, prepared, cache)
+
+
 def start_engine(
     args: EngineArgs, spec: ModelDeploymentSpec, clock: PhaseClock, progress: Progress
 ) -> StartedEngine:
@@ -68,33 +92,13 @@ def start_engine(
         KerfError: whatever is wrong with configuration, model, cache, compilation or capture.
     """
     platform = current_platform()
-    config = read_model_config(args.model_path)
-    effective = resolve(
-        spec,
-        platform=platform.facts(),
-        model_max_len=config.max_position_embeddings,
-        model_dtype=config.dtype,
-    )
-    for change in effective.changes:
-        logger.info(
-            "%s: %s -> %s (%s: %s)",
-            change.field,
-            change.requested,
-            change.effective,
-            change.reason,
-            change.message,
-        )
+    config, effective = _resolve(args, spec, platform)
     dtype = torch_dtype(effective.dtype)
     # Refused before the weights are read: none of it needs them.
     num_blocks = plan_blocks(
         config, spec.engine, max_model_len=effective.max_model_len, itemsize=dtype.itemsize
     )
-    with clock.phase("cache_verify", str(args.cache_dir or "")):
-        cache = _open_cache(args, spec)
-    with clock.phase("weights", str(args.model_path)):
-        loaded = load_model(
-            args.model_path, dtype=dtype, device=platform.device, progress=clock.report("weights")
-        )
+    cache, loaded = _load(args, spec, effective, platform, clock)
     prepared = _prepare(args, spec, effective, loaded, cache, platform, clock, progress)
 
     limits = SchedulerLimits(
@@ -128,6 +132,49 @@ def start_engine(
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
             graphs.capture_all(runner.make_dummy_batch, clock.report("capture"))
     return StartedEngine(config, effective, prepared, cache, Scheduler(limits), runner, graphs)
+
+
+def _resolve(
+    args: EngineArgs, spec: ModelDeploymentSpec, platform: Platform
+) -> tuple[ModelConfig, EffectiveConfig]:
+    """The model's facts and the effective configuration; every change is logged."""
+    config = read_model_config(args.model_path)
+    effective = resolve(
+        spec,
+        platform=platform.facts(),
+        model_max_len=config.max_position_embeddings,
+        model_dtype=config.dtype,
+    )
+    for change in effective.changes:
+        logger.info(
+            "%s: %s -> %s (%s: %s)",
+            change.field,
+            change.requested,
+            change.effective,
+            change.reason,
+            change.message,
+        )
+    return config, effective
+
+
+def _load(
+    args: EngineArgs,
+    spec: ModelDeploymentSpec,
+    effective: EffectiveConfig,
+    platform: Platform,
+    clock: PhaseClock,
+) -> tuple[CacheSession, LoadedModel]:
+    """Verify the cache, then read the weights."""
+    with clock.phase("cache_verify", str(args.cache_dir or "")):
+        cache = _open_cache(args, spec)
+    with clock.phase("weights", str(args.model_path)):
+        loaded = load_model(
+            args.model_path,
+            dtype=torch_dtype(effective.dtype),
+            device=platform.device,
+            progress=clock.report("weights"),
+        )
+    return cache, loaded
 
 
 def _open_cache(args: EngineArgs, spec: ModelDeploymentSpec) -> CacheSession:
