@@ -19,7 +19,13 @@ from kerf_runtime.config.deployment import (
     parse_document,
 )
 from kerf_runtime.config.engine import DType, EngineConfig
-from kerf_runtime.config.key import cache_key, compile_document, declared_factors, digest, needs_compile_cache
+from kerf_runtime.config.key import (
+    cache_key,
+    compile_document,
+    declared_factors,
+    digest,
+    needs_compile_cache,
+)
 from kerf_runtime.config.resolve import (
     AttentionGraphSupport,
     EffectiveConfig,

@@ -9,7 +9,13 @@ from pydantic import Field, field_validator
 
 from kerf_runtime.config.base import ConfigModel
 
-__all__ = ["ATTENTION_OPS", "CompilationConfig", "CompilationLevel", "CUDAGraphMode", "InductorValue"]
+__all__ = [
+    "ATTENTION_OPS",
+    "CUDAGraphMode",
+    "CompilationConfig",
+    "CompilationLevel",
+    "InductorValue",
+]
 
 ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
 """Default splitting ops: the graph is cut at every call of one of them."""

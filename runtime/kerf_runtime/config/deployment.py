@@ -56,7 +56,8 @@ NAME_MAX_LENGTH = 52
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 RelativePath = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$", max_length=512)
+    str,
+    Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$", max_length=512),
 ]
 
 
@@ -87,7 +88,9 @@ class PvcSource(ConfigModel):
 class OciSource(ConfigModel):
     """A folder of an OCI image, mounted read-only as an image volume (needs Kubernetes' ImageVolume)."""
 
-    reference: str = Field(min_length=1, max_length=512, description="Image reference, best with a digest.")
+    reference: str = Field(
+        min_length=1, max_length=512, description="Image reference, best with a digest."
+    )
     path: RelativePath | None = Field(
         None, description="Folder or GGUF file inside the image. Default: the root of the image."
     )
@@ -133,7 +136,9 @@ class ResourceRequirements(ConfigModel):
     """Kubernetes resource requests and limits of a container."""
 
     requests: dict[str, ResourceQuantity] | None = Field(
-        None, max_length=16, description="Minimum that is reserved, for example cpu: 2, memory: 4Gi."
+        None,
+        max_length=16,
+        description="Minimum that is reserved, for example cpu: 2, memory: 4Gi.",
     )
     limits: dict[str, ResourceQuantity] | None = Field(
         None, max_length=16, description="Maximum that may be used, for example memory: 8Gi."
@@ -150,7 +155,9 @@ class CachePolicy(StrEnum):
 class CompileJobSpec(ConfigModel):
     """The Job that fills the compile cache."""
 
-    backoff_limit: int = Field(2, ge=0, le=20, description="Failed pods before the Job fails. Default 2.")
+    backoff_limit: int = Field(
+        2, ge=0, le=20, description="Failed pods before the Job fails. Default 2."
+    )
     active_deadline_seconds: int = Field(
         3600, ge=60, le=86400, description="Seconds before the Job is given up. Default 3600."
     )
@@ -204,13 +211,19 @@ class CacheVolume(ConfigModel):
     """The volume of the cache: an existing claim or a template for a new one."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("!(has(self.existingClaim) && has(self.claimTemplate))", "set at most one of existingClaim, claimTemplate"),
+        (
+            "!(has(self.existingClaim) && has(self.claimTemplate))",
+            "set at most one of existingClaim, claimTemplate",
+        ),
     )
 
     existing_claim: DnsName | None = Field(
-        None, description="Name of a claim in the same namespace, to share one cache between deployments."
+        None,
+        description="Name of a claim in the same namespace, to share one cache between deployments.",
     )
-    claim_template: ClaimTemplate | None = Field(None, description="Claim to create for this deployment.")
+    claim_template: ClaimTemplate | None = Field(
+        None, description="Claim to create for this deployment."
+    )
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
@@ -229,7 +242,9 @@ class CacheVerification(StrEnum):
 class CacheSpec(ConfigModel):
     """The compile cache."""
 
-    volume: CacheVolume = Field(CacheVolume(), description="Where the cache lives. Default: a new 10Gi claim.")
+    volume: CacheVolume = Field(
+        CacheVolume(), description="Where the cache lives. Default: a new 10Gi claim."
+    )
     verification: CacheVerification = Field(
         CacheVerification.CHECKSUM,
         description="Checksum: every file's sha256 is compared before anything is loaded. None: no check. Default Checksum.",
@@ -246,7 +261,10 @@ class AutoscalingSpec(ConfigModel):
     min_replicas: int = Field(1, ge=1, le=1000, description="Fewest pods. Default 1.")
     max_replicas: int = Field(ge=1, le=1000, description="Most pods.")
     target_running_requests: int = Field(
-        8, ge=1, le=10000, description="Running requests per pod to aim for (kerf_requests_running). Default 8."
+        8,
+        ge=1,
+        le=10000,
+        description="Running requests per pod to aim for (kerf_requests_running). Default 8.",
     )
 
     @model_validator(mode="after")
@@ -266,7 +284,9 @@ class ServiceSpec(ConfigModel):
     """The Service in front of the pods."""
 
     port: int = Field(80, ge=1, le=65535, description="Port of the Service. Default 80.")
-    type: ServiceType = Field(ServiceType.CLUSTER_IP, description="Type of the Service. Default ClusterIP.")
+    type: ServiceType = Field(
+        ServiceType.CLUSTER_IP, description="Type of the Service. Default ClusterIP."
+    )
 
 
 class ProbesSpec(ConfigModel):
@@ -292,25 +312,42 @@ class ModelDeploymentSpec(ConfigModel):
     """A compiled model, deployed: what to serve, how to compile it, where to cache it, how many pods."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("!(has(self.replicas) && has(self.autoscaling))", "set at most one of replicas, autoscaling"),
+        (
+            "!(has(self.replicas) && has(self.autoscaling))",
+            "set at most one of replicas, autoscaling",
+        ),
     )
 
     model: ModelSpec = Field(description="The model to serve.")
-    engine: EngineConfig = Field(EngineConfig(), description="Limits of the engine inside each pod.")
+    engine: EngineConfig = Field(
+        EngineConfig(), description="Limits of the engine inside each pod."
+    )
     compilation: CompilationConfig = Field(
         CompilationConfig(), description="How the model is compiled, split and captured."
     )
-    compile: CompileSpec = Field(CompileSpec(), description="When and how compiled artifacts are made.")
+    compile: CompileSpec = Field(
+        CompileSpec(), description="When and how compiled artifacts are made."
+    )
     cache: CacheSpec = Field(CacheSpec(), description="The compile cache.")
     replicas: int | None = Field(
-        None, ge=0, le=1000, description="Number of serving pods. Default 1, unless autoscaling is set."
+        None,
+        ge=0,
+        le=1000,
+        description="Number of serving pods. Default 1, unless autoscaling is set.",
     )
-    autoscaling: AutoscalingSpec | None = Field(None, description="Scale the number of pods with load.")
-    resources: ResourceRequirements | None = Field(None, description="Resources of the serving container.")
+    autoscaling: AutoscalingSpec | None = Field(
+        None, description="Scale the number of pods with load."
+    )
+    resources: ResourceRequirements | None = Field(
+        None, description="Resources of the serving container."
+    )
     service: ServiceSpec = Field(ServiceSpec(), description="The Service in front of the pods.")
     probes: ProbesSpec = Field(ProbesSpec(), description="How long pods may take to start.")
     drain_seconds: int = Field(
-        30, ge=0, le=3600, description="Seconds that running requests get to finish when a pod stops. Default 30."
+        30,
+        ge=0,
+        le=3600,
+        description="Seconds that running requests get to finish when a pod stops. Default 30.",
     )
     runtime_image: str | None = Field(
         None,
@@ -319,7 +356,8 @@ class ModelDeploymentSpec(ConfigModel):
         description="Image of the compile Job and the pods. Default: the operator's runtime image.",
     )
     image_pull_policy: ImagePullPolicy = Field(
-        ImagePullPolicy.IF_NOT_PRESENT, description="When the image is pulled. Default IfNotPresent."
+        ImagePullPolicy.IF_NOT_PRESENT,
+        description="When the image is pulled. Default IfNotPresent.",
     )
     image_pull_secrets: list[DnsName] = Field(
         [], max_length=16, description="Names of Secrets for pulling the image."
@@ -402,6 +440,7 @@ def load_document(path: Path) -> ModelDeploymentDocument:
     if len(ours) != 1:
         kinds = [d.get("kind") for d in documents if isinstance(d, dict)]
         raise ConfigError(
-            f"expected exactly one {KIND}, found {len(ours)} (kinds in the file: {kinds})", where=where
+            f"expected exactly one {KIND}, found {len(ours)} (kinds in the file: {kinds})",
+            where=where,
         )
     return parse_document(ours[0], where=where)

@@ -47,9 +47,7 @@ class EngineConfig(ConfigModel):
     max_num_batched_tokens: int = Field(
         512, ge=1, le=65536, description="Most tokens that run in one step. Default 512."
     )
-    block_size: int = Field(
-        16, ge=1, le=256, description="Tokens per KV-cache block. Default 16."
-    )
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV-cache block. Default 16.")
     kv_cache_memory: Quantity = Field(
         "1Gi", description="Memory for the KV cache, as a quantity of bytes. Default 1Gi."
     )

@@ -19,7 +19,15 @@ from typing import Any
 from kerf_runtime.config.compilation import ATTENTION_OPS, CompilationLevel
 from kerf_runtime.config.deployment import ModelDeploymentSpec, ModelSource
 
-__all__ = ["KEY_FORMAT", "cache_key", "canonical_json", "compile_document", "declared_factors", "digest", "needs_compile_cache"]
+__all__ = [
+    "KEY_FORMAT",
+    "cache_key",
+    "canonical_json",
+    "compile_document",
+    "declared_factors",
+    "digest",
+    "needs_compile_cache",
+]
 
 KEY_FORMAT = 1
 """Raised when the meaning of a factor or the layout of a cache folder changes."""
@@ -38,7 +46,8 @@ def digest(value: Any) -> str:
 def needs_compile_cache(spec: ModelDeploymentSpec) -> bool:
     """Whether the deployment compiles anything at all."""
     return (
-        spec.compilation.level is not CompilationLevel.NO_COMPILATION and not spec.engine.enforce_eager
+        spec.compilation.level is not CompilationLevel.NO_COMPILATION
+        and not spec.engine.enforce_eager
     )
 
 

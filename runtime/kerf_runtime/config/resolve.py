@@ -16,7 +16,13 @@ from kerf_runtime.config.engine import DType
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
-__all__ = ["AttentionGraphSupport", "EffectiveConfig", "PlatformFacts", "default_capture_sizes", "resolve"]
+__all__ = [
+    "AttentionGraphSupport",
+    "EffectiveConfig",
+    "PlatformFacts",
+    "default_capture_sizes",
+    "resolve",
+]
 
 
 class AttentionGraphSupport(IntEnum):
@@ -66,7 +72,9 @@ def default_capture_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> tup
 
     The largest size never exceeds ``max_num_batched_tokens`` and is always exactly reachable.
     """
-    top = min(-(-max_num_seqs // 8) * 8 if max_num_seqs > 4 else max_num_seqs, max_num_batched_tokens)
+    top = min(
+        -(-max_num_seqs // 8) * 8 if max_num_seqs > 4 else max_num_seqs, max_num_batched_tokens
+    )
     sizes = {size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= top}
     return tuple(sorted(sizes | {top}))
 
@@ -96,7 +104,9 @@ def resolve(
         change("level", int(level), 0, ConfigReason.ENFORCE_EAGER, "enforceEager is set")
         level = CompilationLevel.NO_COMPILATION
 
-    splitting = ATTENTION_OPS if compilation.splitting_ops is None else tuple(compilation.splitting_ops)
+    splitting = (
+        ATTENTION_OPS if compilation.splitting_ops is None else tuple(compilation.splitting_ops)
+    )
     mode = compilation.cudagraph_mode
 
     def lower(to: CUDAGraphMode, reason: ConfigReason, why: str) -> None:
@@ -108,8 +118,16 @@ def resolve(
     if engine.enforce_eager:
         lower(CUDAGraphMode.NONE, ConfigReason.ENFORCE_EAGER, "enforceEager is set")
     if mode.requires_piecewise_compilation() and level is not CompilationLevel.PIECEWISE:
-        to = CUDAGraphMode.FULL_DECODE_ONLY if mode.has_mode(CUDAGraphMode.FULL) else CUDAGraphMode.NONE
-        lower(to, ConfigReason.LEVEL_TOO_LOW, f"level {int(level)} does not split the graph into pieces")
+        to = (
+            CUDAGraphMode.FULL_DECODE_ONLY
+            if mode.has_mode(CUDAGraphMode.FULL)
+            else CUDAGraphMode.NONE
+        )
+        lower(
+            to,
+            ConfigReason.LEVEL_TOO_LOW,
+            f"level {int(level)} does not split the graph into pieces",
+        )
     if mode.requires_piecewise_compilation() and not splitting:
         lower(
             CUDAGraphMode.FULL,
@@ -117,17 +135,23 @@ def resolve(
             "with no splitting ops the only piece is the whole forward",
         )
     support = platform.attention_graph_support
-    limit = f"attention backend {platform.attention_backend} supports {support.name} in a full graph"
+    limit = (
+        f"attention backend {platform.attention_backend} supports {support.name} in a full graph"
+    )
     if mode.mixed_mode() is CUDAGraphMode.FULL and support < AttentionGraphSupport.ALWAYS:
         splits = level is CompilationLevel.PIECEWISE and bool(splitting)
         to = CUDAGraphMode.FULL_AND_PIECEWISE if splits else CUDAGraphMode.FULL_DECODE_ONLY
         lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
     if mode.decode_mode() is CUDAGraphMode.FULL and support is AttentionGraphSupport.NEVER:
-        to = CUDAGraphMode.PIECEWISE if mode.requires_piecewise_compilation() else CUDAGraphMode.NONE
+        to = (
+            CUDAGraphMode.PIECEWISE if mode.requires_piecewise_compilation() else CUDAGraphMode.NONE
+        )
         lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
 
     if compilation.strict and changes:
-        text = "; ".join(f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes)
+        text = "; ".join(
+            f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
+        )
         raise ConfigError(
             f"strict is set and the configuration cannot be had as requested: {text}",
             where="compilation.strict",
