@@ -104,6 +104,7 @@ def check_claim(
 
 
 def _check_unbound(name: str, storage_class: StorageClassFact | None) -> Finding:
+    """Why a claim is not bound.  Never a failure: a volume may still be made for it by hand."""
     if storage_class is not None and storage_class.exists is False:
         if storage_class.name is None:
             return Finding(
@@ -111,14 +112,12 @@ def _check_unbound(name: str, storage_class: StorageClassFact | None) -> Finding
                 f"claim {name} names no StorageClass and the cluster has no default one; set "
                 "cache.volume.claimTemplate.storageClassName, or make a class the default",
                 "storage",
-                Severity.FAILING,
             )
         return Finding(
             "StorageClassNotFound",
             f"StorageClass {storage_class.name} of claim {name} does not exist; create it, or name "
             "another one (kubectl get storageclass)",
             "storage",
-            Severity.FAILING,
         )
     if storage_class is not None and storage_class.waits_for_consumer:
         return Finding(

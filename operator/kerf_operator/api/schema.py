@@ -1,8 +1,7 @@
 """From a pydantic model to a structural OpenAPI v3 schema that an API server accepts.  Pure.
 
 Structural means: no ``$ref``, a type at every node, unions only where Kubernetes has a word for them.
-``Optional`` fields lose their ``null`` (a field is absent or has its type), nested defaults become
-``{}`` so that the API server fills in the members, and ``cel_rules`` of a model become
+``Optional`` fields lose their ``null`` (a field is absent or has its type), also inside defaults, and ``cel_rules`` of a model become
 ``x-kubernetes-validations`` of its node.
 """
 
@@ -76,8 +75,9 @@ def _node(
         }
         # Unknown fields are pruned or refused by the API server; the keyword is not allowed here.
         result.pop("additionalProperties", None)
-        if isinstance(result.get("default"), dict):
-            result["default"] = {}
+        if "default" in result:
+            # In full: the API server checks rules of the node against the default as written.
+            result["default"] = _without_nulls(result["default"])
     elif result.get("type") == "object":
         values = node.get("additionalProperties", True)
         if values is True:
@@ -97,3 +97,9 @@ def _node(
             {"rule": rule, "message": message} for rule, message in rules
         ]
     return result
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
