@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 from hack.cluster import controlplane
 from hack.cluster import instance as instances
+from hack.cluster import node as nodes
 from hack.cluster.binaries import Binaries, cache_folder
 from hack.cluster.controlplane import processes_of
 from hack.cluster.errors import ClusterError
@@ -47,8 +48,30 @@ def control_plane_down(name: str) -> None:
     if instance is None:
         say(f"there is no cluster {name}")
         return
+    if instance.has_node:
+        raise ClusterError(f"{name} has a node", hint="python -m hack.cluster node down")
     controlplane.bring_down(instance, cache)
     say(f"cluster {name} is gone")
+
+
+@main.group(name="node")
+def node_group() -> None:
+    """A control plane with containerd, kubelet and kube-proxy: pods run.  Needs root."""
+
+
+@node_group.command(name="up")
+def node_up() -> None:
+    """Start it, or what is missing of it; prints how to talk to it."""
+    running = nodes.bring_up()
+    click.echo(f"export KUBECONFIG={running.kubeconfig}")
+    click.echo(f"# kubectl: {running.bin('kubectl')}")
+
+
+@node_group.command(name="down")
+@click.option("--images", is_flag=True, help="also delete the node's image store")
+def node_down(images: bool) -> None:
+    """Stop it and put the machine back as it was; safe to repeat."""
+    nodes.bring_down(cache_folder(), images=images)
 
 
 @main.command()

@@ -179,6 +179,8 @@ def stop(processes: Processes) -> None:
 def sweep(cache: Path) -> None:
     """Bring down control planes whose owner is gone: test sessions that were killed."""
     for instance in instances.instances(cache):
+        if instance.has_node:  # more to clear up than processes: node.py does it
+            continue
         if instance.owner is not None and not instance.owner.is_running():
             say(f"sweeping {instance.name}: its owner, process {instance.owner.pid}, is gone")
             bring_down(instance, cache)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hack.cluster.errors import BuildError, PrerequisiteError, tail
 from hack.cluster.locks import file_lock
-from hack.cluster.progress import Ticker, duration, say
+from hack.cluster.progress import Heartbeat, Ticker, duration, say
 from hack.cluster.versions import TOOLS, Group, Tool, architecture
 
 __all__ = ["build", "build_folder", "go_version"]
@@ -135,8 +135,7 @@ def _step(
     """Run one Go command: output to the log, progress by lines; returns stdout's lines."""
     lines: list[str] = []
     seen = 0
-    ticker = Ticker()
-    with log.open(mode) as file:
+    with log.open(mode) as file, Heartbeat(name) as heartbeat:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
         process = subprocess.Popen(
@@ -160,7 +159,7 @@ def _step(
                 file.flush()
                 seen += 1
                 of = f" of at most {total}" if total else ""
-                ticker.tick(f"{name}: {seen}{of} packages")
+                heartbeat.text = f"{name}: {seen}{of} packages"
             code = process.wait()
             reader.join()
         finally:

@@ -96,6 +96,16 @@ class Instance:
         return self.state / "admin.kubeconfig"
 
     @property
+    def machine_before(self) -> Path:
+        """Where a node keeps what it changes of the machine; exists for nodes only."""
+        return self.state / "before.json"
+
+    @property
+    def has_node(self) -> bool:
+        """Whether a node was started beside the control plane."""
+        return self.machine_before.exists()
+
+    @property
     def containerd_socket(self) -> Path:
         """The socket of this instance's containerd."""
         return self.state / "containerd" / "containerd.sock"

@@ -6,11 +6,12 @@ Standard output stays free for results (``status --json``, a kubeconfig path), a
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Ticker", "duration", "say", "step"]
+__all__ = ["Heartbeat", "Ticker", "duration", "say", "step"]
 
 _started = time.monotonic()
 
@@ -60,3 +61,34 @@ class Ticker:
         if now >= self._next:
             self._next = now + self._every
             say(f"{text} ({duration(now - self.began)})")
+
+
+class Heartbeat:
+    """A line every ``every`` seconds from a thread, for programs that stay silent while they work.
+
+    with Heartbeat("building") as heartbeat:
+        heartbeat.text = "building: step 3"
+    """
+
+    def __init__(self, text: str, every: float = 15.0) -> None:
+        self.text = text
+        self._every = every
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._every):
+            say(f"{self.text} ({duration(self.elapsed())})")
