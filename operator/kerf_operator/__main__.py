@@ -85,9 +85,9 @@ def run(log_format: str, verbose: bool, **options: Any) -> None:
 
     kopf.configure(
         verbose=verbose,
-        log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.PLAIN,
+        log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL,
     )
-    for noisy in ("httpx", "httpcore", "urllib3", "kopf.activities"):
+    for noisy in ("httpx", "httpcore", "urllib3", "kopf.activities", "kopf.objects"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     run_operator(settings)
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kerf_operator.observation import ApplyFailure, JsonObject, StorageClassFact, conditions_of
+from kerf_operator.api.names import is_managed
+from kerf_operator.observation import (
+    ApplyFailure,
+    JsonObject,
+    StorageClassFact,
+    conditions_of,
+    is_foreign,
+)
 
 __all__ = [
     "Finding",
@@ -22,6 +29,7 @@ __all__ = [
     "check_deployment",
     "check_failures",
     "check_job",
+    "check_names",
     "check_pod",
     "check_pods",
     "finished_job",
@@ -283,6 +291,27 @@ def check_failures(failures: Iterable[ApplyFailure]) -> Finding | None:
             else Severity.WAITING
         )
         return Finding("ApplyFailed", f"{target}: {shorten(failure.message)}", "operator", severity)
+    return None
+
+
+def check_names(uid: str, objects: Iterable[JsonObject | None]) -> Finding | None:
+    """Objects that have a name we need and are not ours."""
+    for obj in objects:
+        if obj is None or not is_foreign(obj, uid):
+            continue
+        what = f"{obj['kind']} {obj['metadata']['name']}"
+        if is_managed(obj):
+            return Finding(
+                "NameTaken",
+                f"{what} of an earlier ModelDeployment is still being removed",
+                "operator",
+            )
+        return Finding(
+            "NameTaken",
+            f"{what} exists and is not Kerf's; remove it or rename the ModelDeployment",
+            "operator",
+            Severity.FAILING,
+        )
     return None
 
 

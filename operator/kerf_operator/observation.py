@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerf_operator.api.names import is_managed
 from kerf_operator.runtime_report import RuntimeReport
 from kerf_runtime.config import ModelDeploymentSpec
 
@@ -19,6 +20,7 @@ __all__ = [
     "StorageClassFact",
     "conditions_of",
     "is_being_deleted",
+    "is_foreign",
     "owned_by",
 ]
 
@@ -139,6 +141,18 @@ def conditions_of(obj: JsonObject | None) -> dict[str, JsonObject]:
 def is_being_deleted(obj: JsonObject) -> bool:
     """Whether deletion has begun."""
     return "deletionTimestamp" in obj["metadata"]
+
+
+def is_foreign(obj: JsonObject, uid: str) -> bool:
+    """Whether an object under a name we want is not ours to change.
+
+    Either somebody else made it, or another owner controls it: an earlier resource of the same name whose
+    children are still being collected.
+    """
+    if not is_managed(obj):
+        return True
+    owners = obj["metadata"].get("ownerReferences") or []
+    return any(ref.get("controller") and ref["uid"] != uid for ref in owners)
 
 
 def owned_by(obj: JsonObject, uid: str) -> bool:

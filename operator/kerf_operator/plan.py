@@ -32,6 +32,7 @@ from kerf_operator.observation import (
     DeploymentObservation,
     JsonObject,
     is_being_deleted,
+    is_foreign,
     owned_by,
 )
 from kerf_operator.render import (
@@ -137,19 +138,21 @@ def plan_deployment(obs: DeploymentObservation, target: Target | None) -> tuple[
     owner, spec = obs.resource, obs.spec
     actions: list[Action] = []
     if target.creates_claim and not spec.suspend:
-        _apply(actions, obs.claim, render_claim(owner, spec))
+        _apply(actions, obs.claim, render_claim(owner, spec), obs.uid)
     if target.cache_name is not None and not spec.suspend:
         actions.extend(_plan_own_cache(obs, spec, target))
     actions.extend(_plan_serving(obs, spec, target))
-    _apply(actions, obs.service, render_service(owner, spec))
+    _apply(actions, obs.service, render_service(owner, spec), obs.uid)
     actions.extend(_plan_autoscaler(obs, spec))
     actions.extend(_plan_old_caches(obs, target))
     return tuple(actions)
 
 
-def _apply(actions: list[Action], observed: JsonObject | None, manifest: JsonObject) -> None:
-    """Add an apply unless the object already says the same or is on its way out."""
-    if observed is not None and is_being_deleted(observed):
+def _apply(
+    actions: list[Action], observed: JsonObject | None, manifest: JsonObject, uid: str
+) -> None:
+    """Add an apply unless the object already says the same, is on its way out, or is not ours."""
+    if observed is not None and (is_being_deleted(observed) or is_foreign(observed, uid)):
         return
     wanted = stamped(manifest)
     if not is_applied(observed, wanted):
@@ -187,7 +190,7 @@ def _plan_serving(
 ) -> list[Action]:
     actions: list[Action] = []
     observed, replicas = obs.deployment, wanted_replicas(spec)
-    if observed is not None and is_being_deleted(observed):
+    if observed is not None and (is_being_deleted(observed) or is_foreign(observed, obs.uid)):
         return []
     if observed is not None:
         # An autoscaler's number is left alone, but our scale manager must own the field beside it.
@@ -228,7 +231,8 @@ def _scaled(deployment: JsonObject, replicas: int) -> bool:
 def _plan_autoscaler(obs: DeploymentObservation, spec: ModelDeploymentSpec) -> list[Action]:
     actions: list[Action] = []
     if spec.autoscaling is not None and not spec.suspend:
-        _apply(actions, obs.autoscaler, render_autoscaler(obs.resource, spec.autoscaling))
+        manifest = render_autoscaler(obs.resource, spec.autoscaling)
+        _apply(actions, obs.autoscaler, manifest, obs.uid)
     elif obs.autoscaler is not None and owned_by(obs.autoscaler, obs.uid):
         actions.extend(_delete(obs.autoscaler, "autoscaling/v2", "HorizontalPodAutoscaler"))
     return actions

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from hack.cluster import ControlPlane
-from kerf_operator.client import connect
 from tests.operator.standin import Behaviour, StandIn, TestClient
+
+from kerf_operator.client import connect
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "registry.test/kerf-runtime:1"
@@ -74,7 +75,9 @@ class Place:
     def names(self, kind: str) -> list[str]:
         return sorted(item["metadata"]["name"] for item in self.list(kind))
 
-    def conditions(self, kind: str = "ModelDeployment", name: str = "smollm2") -> dict[str, dict[str, Any]]:
+    def conditions(
+        self, kind: str = "ModelDeployment", name: str = "smollm2"
+    ) -> dict[str, dict[str, Any]]:
         found = self.api.get(kind, name, namespace=self.name) or {}
         return {c["type"]: c for c in (found.get("status") or {}).get("conditions") or []}
 
@@ -101,7 +104,9 @@ class Place:
 
         return self.wait(f"{name} is Ready", ready, seconds)
 
-    def wait_reason(self, reason: str, kind: str = "Ready", name: str = "smollm2") -> dict[str, Any]:
+    def wait_reason(
+        self, reason: str, kind: str = "Ready", name: str = "smollm2"
+    ) -> dict[str, Any]:
         """Wait until a condition has ``reason``."""
         return self.wait(
             f"{kind} has reason {reason}",

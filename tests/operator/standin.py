@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kerf_operator.client import Client, Connection, Kind
 from kerf_operator.client import KINDS as OPERATOR_KINDS
+from kerf_operator.client import Client, Connection, Kind
 from kerf_operator.errors import ApiError
 from kerf_operator.render.deployment import PORT
 
@@ -55,7 +55,9 @@ class TestClient(Client):
             if not error.not_found:
                 raise
 
-    def delete_any(self, kind: str, name: str, *, namespace: str | None = None, foreground: bool = False) -> None:
+    def delete_any(
+        self, kind: str, name: str, *, namespace: str | None = None, foreground: bool = False
+    ) -> None:
         """Delete by name, as kubectl does."""
         entry = OPERATOR_KINDS[kind]
         scope = f"/namespaces/{namespace}" if namespace else ""
@@ -65,7 +67,9 @@ class TestClient(Client):
             body={"propagationPolicy": "Foreground" if foreground else "Background"},
         )
 
-    def merge(self, kind: str, name: str, patch: dict[str, Any], *, namespace: str, subresource: str = "") -> dict[str, Any]:
+    def merge(
+        self, kind: str, name: str, patch: dict[str, Any], *, namespace: str, subresource: str = ""
+    ) -> dict[str, Any]:
         """A JSON merge patch, as ``kubectl patch --type merge`` sends it."""
         entry = OPERATOR_KINDS[kind]
         path = f"{entry.root}/namespaces/{namespace}/{entry.plural}/{name}"

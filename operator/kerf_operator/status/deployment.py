@@ -13,6 +13,7 @@ from kerf_operator.checks import (
     check_claim,
     check_deployment,
     check_failures,
+    check_names,
     check_pods,
     is_ready_pod,
     worst,
@@ -76,7 +77,10 @@ class _Fold:
         self.obs = obs
         self.target = target
         self.previous = previous
-        self.refused = check_failures(failures)
+        mine = [obs.deployment, obs.service, obs.autoscaler]
+        if target is not None and target.creates_claim:
+            mine.append(obs.claim)
+        self.refused = worst((check_failures(failures), check_names(obs.uid, mine)))
         self.reports = self._reports()
         self.storage_finding = self._check_claim()
         self.storage = self._storage()
