@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,11 +63,16 @@ def allocate_kv_cache(
     """Key and value cache of each attention layer, [N, S, K, D] each, zeroed.
 
     Zeroed because masked-out positions are still multiplied by zero weights, and zero times garbage
-    may be NaN; on the CPU untouched zero pages cost no memory.
+    may be NaN.
     """
     shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
-    def empty() -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    def zeros() -> Tensor:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # From the operating system's zero pages: blocks that are never used cost no memory, and
+        # start-up does not wait for a gigabyte to be cleared as with torch.zeros.
+        raw = np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(raw).view(dtype).view(shape)
 
-    return {layer: (empty(), empty()) for layer in layers}
+    return {layer: (zeros(), zeros()) for layer in layers}

@@ -2,7 +2,7 @@
 
 HTTP -> engine: ``AddRequest``, ``AbortRequest``, ``Shutdown``.
 engine -> HTTP: ``Phase`` while starting, ``Started`` once, then ``Outputs`` per step, ``Stats`` when
-numbers changed, ``Failed`` before the engine dies.
+numbers changed, ``Refused`` for a request that can never run, ``Failed`` before the engine dies.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = [
     "Failed",
     "Outputs",
     "Phase",
+    "Refused",
     "SamplingParams",
     "ServerMessage",
     "Shutdown",
@@ -91,6 +92,15 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[TokenOutput]
 
 
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request cannot run as asked; mirrors ``RequestError``.  Nothing else follows for its id."""
+
+    request_id: str
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """The engine's cumulative numbers; ``kerf_runtime.metrics`` turns them into series."""
 
@@ -107,4 +117,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ServerMessage = AddRequest | AbortRequest | Shutdown
-EngineMessage = Phase | Started | Outputs | Stats | Failed
+EngineMessage = Phase | Started | Outputs | Refused | Stats | Failed

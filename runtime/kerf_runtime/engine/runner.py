@@ -108,6 +108,9 @@ class ModelRunner:
         It writes to block 0 of the KV cache, so it must not be used once requests run.
         """
         size, longest = descriptor.num_tokens, self._limits.max_model_len
+        if self._device.type == "cpu":
+            # An emulated graph records calls, not shapes: long contexts would only cost time.
+            longest = min(longest, max(size, self._limits.block_size))
         self._input_ids.host[:size] = 0
         self._block_table.host[:] = 0
         at, row = 0, 0
