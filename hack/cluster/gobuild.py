@@ -75,8 +75,11 @@ def build(cache: Path, group: Group) -> Path:
         staging.mkdir(parents=True)
         log = cache / "logs" / f"build-{group.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        _build_into(staging, group, log)
-        staging.rename(folder)
+        try:
+            _build_into(staging, group, log)
+            staging.rename(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
