@@ -16,6 +16,7 @@ from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.messages import AddRequest, Started, TokenOutput
 from kerf_runtime.engine.phases import PhaseClock, Progress, ignore_progress
 from kerf_runtime.engine.request import FinishReason
+from kerf_runtime.engine.threads import prepare_environment
 from kerf_runtime.errors import EngineError
 from kerf_runtime.stats import EngineStats
 
@@ -51,6 +52,7 @@ class EngineCore:
             KerfError: configuration, model, cache, compilation or capture failed.
         """
         clock = PhaseClock(progress, started=self._spawned)
+        prepare_environment()
         progress("import", "torch", None)
         from kerf_runtime.engine import startup
 
