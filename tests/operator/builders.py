@@ -39,7 +39,9 @@ def spec_of(**changes: Any) -> ModelDeploymentSpec:
     return ModelDeploymentSpec.model_validate(spec_document(**changes))
 
 
-def resource(name: str = "chat", uid: str = UID, generation: int = 1, **changes: Any) -> dict[str, Any]:
+def resource(
+    name: str = "chat", uid: str = UID, generation: int = 1, **changes: Any
+) -> dict[str, Any]:
     """A ModelDeployment as the API server has it."""
     return {
         "apiVersion": "kerf.dev/v1alpha1",
@@ -53,24 +55,38 @@ def target_of(name: str = "chat", **changes: Any) -> Target:
     return resolve_target(name, spec_of(**changes), runtime_image=IMAGE)
 
 
-def observe(name: str = "chat", *, uid: str = UID, **changes: Any) -> tuple[DeploymentObservation, Target]:
+def observe(
+    name: str = "chat", *, uid: str = UID, **changes: Any
+) -> tuple[DeploymentObservation, Target]:
     """A ModelDeployment with no children yet."""
     target = target_of(name, **changes)
     return DeploymentObservation(resource(name, uid, **changes), spec_of(**changes)), target
 
 
-def as_observed(manifest: dict[str, Any], *, uid: str = "u", status: dict[str, Any] | None = None) -> dict[str, Any]:
+def as_observed(
+    manifest: dict[str, Any], *, uid: str = "u", status: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """A manifest as the API server returns it after an apply."""
     found = stamped(manifest)
-    return {**found, "metadata": {**found["metadata"], "uid": uid, "generation": 1}, "status": status or {}}
+    return {
+        **found,
+        "metadata": {**found["metadata"], "uid": uid, "generation": 1},
+        "status": status or {},
+    }
 
 
 def bound_claim(owner: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return as_observed(render_claim(owner, spec_of(**changes)), uid=CLAIM_UID, status={"phase": "Bound"})
+    return as_observed(
+        render_claim(owner, spec_of(**changes)), uid=CLAIM_UID, status={"phase": "Bound"}
+    )
 
 
 def compile_cache(
-    owner: dict[str, Any], state: str | None = None, *, spec: dict[str, Any] | None = None, **status: Any
+    owner: dict[str, Any],
+    state: str | None = None,
+    *,
+    spec: dict[str, Any] | None = None,
+    **status: Any,
 ) -> dict[str, Any]:
     """The CompileCache that ``owner`` needs, in ``state``."""
     changes = spec or {}
@@ -88,7 +104,12 @@ def compile_cache(
             "lastTransitionTime": NOW,
             "observedGeneration": 1,
         }
-        manifest["status"] = {"state": state, "claimUid": CLAIM_UID, "conditions": [ready], **status}
+        manifest["status"] = {
+            "state": state,
+            "claimUid": CLAIM_UID,
+            "conditions": [ready],
+            **status,
+        }
     return manifest
 
 
@@ -158,12 +179,20 @@ def pod(
             "phase": phase,
             "podIP": "127.0.0.9",
             "conditions": conditions,
-            "containerStatuses": [{"name": "kerf", "ready": ready, "image": IMAGE, **(container or {})}],
+            "containerStatuses": [
+                {"name": "kerf", "ready": ready, "image": IMAGE, **(container or {})}
+            ],
         },
     }
 
 
-def job(cache: dict[str, Any], *, condition: str | None = None, reason: str = "", claim_uid: str = CLAIM_UID) -> dict[str, Any]:
+def job(
+    cache: dict[str, Any],
+    *,
+    condition: str | None = None,
+    reason: str = "",
+    claim_uid: str = CLAIM_UID,
+) -> dict[str, Any]:
     """The Job that the plan would create for ``cache``, finished with ``condition`` if given."""
     claim = {"metadata": {"name": "c", "uid": claim_uid}, "status": {"phase": "Bound"}}
     plan = plan_cache(CacheObservation({**cache, "status": {}}, claim=claim))

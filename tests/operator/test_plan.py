@@ -248,9 +248,7 @@ class TestSharedCaches:
 
     def test_the_only_owner_of_an_abandoned_compile_deletes_it(self) -> None:
         obs, target = settled()
-        abandoned = compile_cache(
-            obs.resource, "Compiling", spec={"engine": {"dtype": "bfloat16"}}
-        )
+        abandoned = compile_cache(obs.resource, "Compiling", spec={"engine": {"dtype": "bfloat16"}})
         assert obs.cache is not None
         obs = replace(obs, owned_caches=(obs.cache, abandoned))
         actions = plan_deployment(obs, target)
