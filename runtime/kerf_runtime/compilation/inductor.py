@@ -7,6 +7,8 @@ in ``loader.SUPPORTED_TORCH`` and refuses others.
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,11 @@ __all__ = [
 _DEFAULT_OPTIONS: dict[str, Any] = {
     # The number of threads must not be compiled in: pods may have other CPU limits than the Job.
     "cpp.dynamic_threads": True,
+    # The instruction set is chosen in _plain_instruction_sets; probing it would start a compiler and a
+    # Python that imports torch for each candidate.
+    "cpp.vec_isa_ok": True,
+    # Precompiled headers go to a folder shared by everything on the machine and pay off after many kernels.
+    "cpp_cache_precompile_headers": False,
     # Every kernel is stored on its own; two kernels must not be merged across pieces.
     "cpp.enable_kernel_profile": False,
     # A fresh cache folder is used per session, so caching between sessions cannot help.
@@ -79,8 +86,41 @@ def inductor_session() -> Iterator[None]:
     with (
         tempfile.TemporaryDirectory(prefix="kerf-inductor-") as folder,
         temporary_cache_dir(folder),
+        _plain_instruction_sets(),
     ):
+        try:
+            yield
+        finally:
+            _forget_modules_below(folder)
+
+
+@contextmanager
+def _plain_instruction_sets() -> Iterator[None]:
+    """Generate for AVX512 or AVX2 without extensions such as AMX.
+
+    The capability that torch itself reports (an observed factor) then tells exactly which machines can
+    run the kernels.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    everything, probe = cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build
+    plain = (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX2)
+    cpu_vec_isa.supported_vec_isa_list = [isa for isa in everything if type(isa) in plain]
+    cpu_vec_isa.VecISA.check_build = lambda self, code: False  # probes only for extensions are left
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    try:
         yield
+    finally:
+        cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build = everything, probe
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+
+
+def _forget_modules_below(folder: str) -> None:
+    """Inductor finds kernels it has loaded before in ``sys.modules``, by content: a later session that
+    compiles the same kernel would be given a module whose file is gone."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(folder + os.sep):
+            del sys.modules[name]
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,22 @@ from kerf_runtime.cudagraph.emulated import EmulatedStaticGraph
 from kerf_runtime.platforms.interface import StaticGraph
 
 __all__ = ["CpuPlatform"]
+
+_EXTENSIONS = re.compile(
+    r"^(sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|popcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|sha_ni|rdrnd"
+    r"|rdseed|sve|asimd|crc32|bf16|i8mm)"
+)
+
+
+def _instruction_set_extensions(cpuinfo: Path) -> str:
+    """Instruction-set extensions of the first CPU, sorted; empty where the kernel does not list them."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return ""
+    listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), ":")
+    flags = listed.partition(":")[2].split()
+    return " ".join(sorted(flag for flag in flags if _EXTENSIONS.match(flag)))
 
 
 class CpuPlatform:
@@ -35,10 +53,14 @@ class CpuPlatform:
         return EmulatedStaticGraph()
 
     def observed_factors(self) -> dict[str, Any]:
-        """Instruction set and Python ABI: the kernels are extension modules built for both."""
+        """Instruction set and Python ABI: the kernels are extension modules built for both.
+
+        Inductor builds them with ``-march=native``, so every instruction-set extension counts.
+        """
         return {
             "machine": platform.machine(),
             "cpuCapability": torch.backends.cpu.get_cpu_capability(),
+            "cpuFeatures": _instruction_set_extensions(Path("/proc/cpuinfo")),
             "pythonAbi": sys.implementation.cache_tag,
         }
 
