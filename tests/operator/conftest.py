@@ -184,9 +184,10 @@ def place(make_place: Callable[[], Place]) -> Place:
 
 
 class OperatorProcess:
-    """One operator process on one namespace."""
+    """One operator process, on one namespace or (None) on all of them."""
 
-    def __init__(self, namespace: str, kubeconfig: Path, log: Path, *extra: str) -> None:
+    def __init__(self, namespace: str | None, kubeconfig: Path, log: Path, *extra: str) -> None:
+        scope = [] if namespace is None else ["--namespace", namespace]
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -195,8 +196,7 @@ class OperatorProcess:
                     "-m",
                     "kerf_operator",
                     "run",
-                    "--namespace",
-                    namespace,
+                    *scope,
                     "--kubeconfig",
                     str(kubeconfig),
                     "--runtime-image",
@@ -254,7 +254,29 @@ def run_operator(
         print("\n".join(lines[-60:]))  # shown by pytest only for a failed test  # noqa: T201
 
 
-@pytest.fixture
-def operator(place: Place, run_operator: Callable[..., OperatorProcess]) -> OperatorProcess:
-    """An operator on the test's namespace."""
-    return run_operator(place.name)
+@pytest.fixture(scope="module")
+def operator(
+    control_plane: ControlPlane,
+    api: TestClient,
+    stand_in: StandIn,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[OperatorProcess]:
+    """One operator on all namespaces, for a whole module."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    process = OperatorProcess(None, control_plane.kubeconfig, log)
+    yield process
+    alive = process.process.poll() is None
+    process.kill()
+    assert alive, f"the operator ended by itself:\n{log.read_text()[-4000:]}"
+
+
+@pytest.fixture(autouse=True)
+def _show_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the module's operator logged during the test, shown by pytest only when it fails."""
+    if "operator" not in request.fixturenames:
+        yield
+        return
+    log: Path = request.getfixturevalue("operator").log
+    start = log.stat().st_size
+    yield
+    print(log.read_bytes()[start:].decode(errors="replace")[-6000:])  # noqa: T201

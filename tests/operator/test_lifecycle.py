@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,149 +133,6 @@ def test_two_deployments_with_the_same_key_share_one_cache_and_one_job(
     assert place.names("CompileCache") == [cache["metadata"]["name"]]
 
 
-def test_a_failed_gate_holds_the_rollout_and_a_token_tries_again(
-    place: Place, operator: OperatorProcess
-) -> None:
-    place.behaviour.job_exit = 4
-    place.behaviour.job_message = json.dumps(
-        {
-            "error": {
-                "reason": "NumericalGateError",
-                "message": "max absolute error 0.5 is above 0.001",
-                "exitCode": 4,
-            }
-        }
-    )
-    place.create()
-    ready = place.wait_reason("NumericalGateError")
-    assert "0.5" in ready["message"]
-    assert place.conditions()["Degraded"]["status"] == "True"
-    status = place.get()["status"]
-    assert status["phase"] == "Failed"
-    assert status["lastFailure"]["component"] == "compile"
-    assert status["lastFailure"]["exitCode"] == 4
-    assert place.list("Deployment") == []
-    assert place.stand_in.jobs_run[place.name] == 1, (
-        "an error that another try cannot mend was tried again"
-    )
-    events = {event["reason"] for event in place.list("Event")}
-    assert "CompileFailed" in events
-
-    place.behaviour.job_exit, place.behaviour.job_message = 0, None
-    place.patch({"compile": {"token": "again"}})
-    place.wait_ready()
-    assert place.conditions()["Degraded"]["status"] == "False"
-
-
-def test_a_job_out_of_memory_says_so_and_more_memory_tries_again(
-    place: Place, operator: OperatorProcess
-) -> None:
-    place.behaviour.job_exit, place.behaviour.job_reason = 137, "OOMKilled"
-    place.behaviour.job_message = ""
-    place.create(compile={"job": {"backoffLimit": 0}})
-    ready = place.wait_reason("OOMKilled")
-    assert "memory" in ready["message"]
-    place.behaviour.job_exit, place.behaviour.job_reason, place.behaviour.job_message = (
-        0,
-        None,
-        None,
-    )
-    place.patch({"compile": {"job": {"resources": {"limits": {"memory": "8Gi"}}}}})
-    place.wait_ready()
-
-
-def test_an_image_that_cannot_be_pulled_is_named(place: Place, operator: OperatorProcess) -> None:
-    place.behaviour.image_error = "manifest unknown"
-    place.create()
-    ready = place.wait_reason("ImagePullFailed")
-    assert "registry.test/kerf-runtime:1" in ready["message"]
-    assert "runtimeImage" in ready["message"]
-    place.behaviour.image_error = None
-    place.wait_ready()
-
-
-def test_pods_that_fit_no_node_are_explained(place: Place, operator: OperatorProcess) -> None:
-    place.create(
-        resources={"requests": {"cpu": 9999}},
-        compile={"job": {"resources": {"requests": {"cpu": "1m"}}}},
-    )
-    ready = place.wait_reason("Unschedulable")
-    assert "Insufficient cpu" in ready["message"]
-    assert place.conditions()["Scheduled"]["status"] == "False"
-    assert place.conditions()["Degraded"]["status"] == "False", "waiting is not failure"
-
-
-def test_a_quota_is_explained(place: Place, operator: OperatorProcess) -> None:
-    place.api.create(
-        {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": {"name": "none", "namespace": place.name},
-            "spec": {"hard": {"pods": "0"}},
-        }
-    )
-    place.wait("the quota is in force", lambda: place.list("ResourceQuota")[0].get("status"))
-    place.create()
-    ready = place.wait_reason("QuotaExceeded")
-    assert "exceeded quota" in ready["message"]
-
-
-def test_a_missing_storage_class_is_named(place: Place, operator: OperatorProcess) -> None:
-    place.create(cache={"volume": {"claimTemplate": {"storageClassName": "missing"}}})
-    storage = place.wait_reason("StorageClassNotFound", "StorageReady")
-    assert "missing" in storage["message"]
-
-
-def test_a_missing_claim_is_named_and_used_once_it_is_there(
-    place: Place, operator: OperatorProcess
-) -> None:
-    place.create(cache={"volume": {"existingClaim": "shared"}})
-    ready = place.wait_reason("ClaimNotFound")
-    assert "existingClaim" in ready["message"]
-    place.api.create(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "shared", "namespace": place.name},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "resources": {"requests": {"storage": "1Gi"}},
-            },
-        }
-    )
-    place.wait_ready()
-
-
-def test_a_pod_that_missed_the_cache_serves_and_is_reported(
-    place: Place, operator: OperatorProcess
-) -> None:
-    def missed(report: dict[str, Any]) -> dict[str, Any]:
-        cache = {
-            **report["cache"],
-            "result": "miss",
-            "reason": "ChecksumMismatch",
-            "message": "piece 1",
-        }
-        return {**report, "cache": cache, "counters": {"inductor_compilations": 3}}
-
-    place.behaviour.report = missed
-    place.create()
-    hit = place.wait_reason("ChecksumMismatch", "CacheHit")
-    assert hit["status"] == "False"
-    assert place.conditions()["Ready"]["status"] == "True"
-    assert place.conditions()["Degraded"]["reason"] == "CacheMiss"
-    assert place.get()["status"]["cache"]["misses"] == 1
-    assert "CacheMiss" in {event["reason"] for event in place.list("Event")}
-
-
-def test_a_pod_that_claims_a_hit_and_compiled_is_not_believed(
-    place: Place, operator: OperatorProcess
-) -> None:
-    place.behaviour.report = lambda report: {**report, "counters": {"dynamo_traces": 1}}
-    place.create()
-    assert place.wait_reason("CompiledAnyway", "CacheHit")["status"] == "False"
-
-
 def test_suspend_removes_the_pods_and_resuming_needs_no_job(
     place: Place, operator: OperatorProcess
 ) -> None:
@@ -351,67 +206,6 @@ def test_children_that_somebody_deletes_or_changes_are_put_back(
     )
 
 
-def test_an_idle_cluster_sees_no_write(
-    place: Place, run_operator: Callable[..., OperatorProcess]
-) -> None:
-    operator = run_operator(place.name, "--resync-seconds", "1")
-    place.create(
-        resources={"requests": {"cpu": 1, "memory": "1024Mi"}, "limits": {"memory": "0.5Ti"}}
-    )
-    place.wait_ready()
-    place.wait_reason("Hit", "CacheHit")
-    place.wait(
-        "the last reconciles are over",
-        lambda: _versions(place) == (_pause(place) or _versions(place)),
-    )
-    before, size = _versions(place), operator.log.stat().st_size
-    looks = place.stand_in.steps
-    place.wait("about 4 s pass, several resyncs", lambda: place.stand_in.steps > looks + 35)
-    assert _versions(place) == before
-    assert b"apply" not in operator.log.read_bytes()[size:]
-
-
-def _pause(place: Place) -> None:
-    steps = place.stand_in.steps
-    place.wait("a second passes", lambda: place.stand_in.steps > steps + 12)
-
-
-def _versions(place: Place) -> dict[str, str]:
-    kinds = (
-        "ModelDeployment",
-        "CompileCache",
-        "Job",
-        "Deployment",
-        "Service",
-        "PersistentVolumeClaim",
-        "Event",
-    )
-    return {
-        f"{kind}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
-        for kind in kinds
-        for item in place.list(kind)
-    }
-
-
-def test_moving_dispatch_counters_are_refreshed_at_the_resync_rate(
-    place: Place, run_operator: Callable[..., OperatorProcess]
-) -> None:
-    run_operator(place.name, "--resync-seconds", "1")
-    steps = {"count": 100}
-
-    def moving(report: dict[str, Any]) -> dict[str, Any]:
-        steps["count"] += 1
-        return {**report, "dispatch": {"FULL": steps["count"], "PIECEWISE": 0, "NONE": 0}}
-
-    place.behaviour.report = moving
-    place.create()
-    first = place.wait_ready()["status"]["graphs"]["dispatch"]["FULL"]
-    place.wait(
-        "the counter in the status follows",
-        lambda: place.get()["status"]["graphs"]["dispatch"]["FULL"] > first,
-    )
-
-
 def test_a_cache_can_be_filled_by_hand_before_it_is_needed(
     place: Place, operator: OperatorProcess
 ) -> None:
@@ -434,11 +228,3 @@ def test_a_cache_can_be_filled_by_hand_before_it_is_needed(
             == "Ready"
         ),
     )
-
-
-def test_the_operator_stops_in_order_when_it_is_asked_to(
-    place: Place, operator: OperatorProcess
-) -> None:
-    place.create()
-    place.wait_ready()
-    assert operator.stop() == 0
