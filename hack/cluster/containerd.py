@@ -3,10 +3,8 @@
 The content store lies in the cache folder and outlives the node, because importing the runtime
 image takes minutes; sandboxes, sockets and mounts lie in the node's state folder.
 
-An import sends only the blobs that containerd lacks: the archive that ``ctr images import`` reads
-from its standard input is made on the fly from an OCI layout folder, without the layers that are
-in the content store already.  A change of our code therefore imports the last layer and not five
-gigabytes.
+An import brings only the layers that containerd lacks, and brings them by linking their files into
+its content store.  A change of our code therefore costs the last layer and not five gigabytes.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hack.cluster.errors import ClusterError
 from hack.cluster.host import cni_folder, run
 from hack.cluster.instance import Instance
 from hack.cluster.processes import Processes
-from hack.cluster.progress import Heartbeat, Ticker, duration, say
+from hack.cluster.progress import Heartbeat, duration, say
 from hack.cluster.waiting import wait_until
 
 __all__ = ["PAUSE_IMAGE", "Containerd"]
@@ -180,56 +178,69 @@ class Containerd:
             raise ClusterError(f"importing {archive} failed: {result.stderr.decode().strip()}")
 
     def import_layout(self, reference: str) -> int:
-        """Import an image from the OCI layout folder, without the blobs that are here already.
+        """Import an image from the OCI layout folder, without the layers that are here already.
 
         Returns:
-            how many bytes were sent.
+            the size of the layers that were new, in bytes.
         """
-        ticker = Ticker()
-        present = set(self._checked("content", "ls", "--quiet").split())
         descriptor = find_manifest(self.layout, reference)
-        blobs = blobs_of(self.layout, descriptor)
-        # Manifest and configuration always travel: the import reads the image's shape from them.
-        wanted = [b for i, b in enumerate(blobs) if i < 2 or b["digest"] not in present]
-        size = sum(int(str(blob["size"])) for blob in wanted)
-        say(f"importing {reference}: {size / 1e6:.1f} MB in {len(wanted)} of {len(blobs)} blobs")
-        process = subprocess.Popen(
-            self._ctr_command("images", "import", "-"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdin is not None
+        manifest, configuration, *layers = blobs_of(self.layout, descriptor)
+        present = set(self._checked("content", "ls", "--quiet").split())
+        new = [layer for layer in layers if layer.digest not in present]
+        size = sum(layer.size for layer in new)
+        say(f"importing {reference}: {size / 1e6:.1f} MB in {len(new)} of {len(layers)} layers")
         with Heartbeat(f"importing {reference}") as heartbeat:
+            # Manifest and configuration always travel: the import reads the image's shape in them.
+            travel = [manifest, configuration]
+            travel += [layer for layer in new if not self._adopt(layer)]
+            process = subprocess.Popen(
+                self._ctr_command("images", "import", "-"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            assert process.stdin is not None
             try:
-                write_archive(process.stdin, self.layout, reference, descriptor, wanted)
+                write_archive(process.stdin, self.layout, reference, descriptor, travel)
             except BrokenPipeError:
                 say("ctr closed its input early")
-            heartbeat.text = f"unpacking {reference}"
             # communicate() closes the pipe, which ends the archive, and waits for the unpacking.
             _, errors = process.communicate(timeout=IMPORT_DEADLINE_S)
         if process.returncode != 0:
             raise ClusterError(f"importing {reference} failed: {errors.decode().strip()}")
-        self._share_blobs(blobs)
-        say(f"imported {reference} in {duration(ticker.elapsed())}")
+        say(f"imported {reference} in {duration(heartbeat.elapsed())}")
         return size
 
-    def _share_blobs(self, blobs: Iterable[dict[str, object]]) -> None:
-        """Make layout and content store share their files: the same bytes twice would be 5 GB."""
-        store = self.root / "io.containerd.content.v1.content" / "blobs"
-        for blob in blobs:
-            name = str(blob["digest"]).replace(":", "/")
-            kept, copy = store / name, self.layout / "blobs" / name
-            if not kept.is_file() or (copy.exists() and kept.samefile(copy)):
-                continue
-            link = copy.with_suffix(".link")
-            link.unlink(missing_ok=True)
-            try:
-                link.hardlink_to(kept)
-            except OSError as error:
-                say(f"layout and content store cannot share files ({error}); both are kept")
-                return
-            link.replace(copy)
+    def _adopt(self, blob: Blob) -> bool:
+        """Let the content store and the layout share a layer's file; False where they cannot.
+
+        A writer that announces the digest of a blob that lies in the store already is complete
+        before the first byte: containerd only notes that this namespace has it too.  So the file
+        is linked to its place first, and five gigabytes are neither copied nor kept twice.
+        """
+        store = self.root / "io.containerd.content.v1.content" / "blobs" / blob.path
+        source = self.layout / "blobs" / blob.path
+        store.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            store.hardlink_to(source)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            say(f"the image store cannot share files with {self.layout}: {error}")
+            return False
+        expected = ["--expected-digest", blob.digest, "--expected-size", str(blob.size)]
+        with source.open("rb") as content:
+            result = subprocess.run(
+                self._ctr_command("content", "ingest", *expected, f"kerf-{blob.digest}"),
+                stdin=content,
+                capture_output=True,
+                text=True,
+                timeout=IMPORT_DEADLINE_S,
+                check=False,
+            )
+        if result.returncode != 0:
+            raise ClusterError(f"adopting layer {blob.digest} failed: {result.stderr.strip()}")
+        return True
 
     def _ctr_command(self, *arguments: str) -> list[str]:
         return ["ctr", "-a", str(self.instance.containerd_socket), "-n", "k8s.io", *arguments]
@@ -251,7 +262,20 @@ class Containerd:
         return result.stdout
 
 
-def find_manifest(layout: Path, reference: str) -> dict[str, object]:
+@dataclass(frozen=True)
+class Blob:
+    """A file of an OCI layout."""
+
+    digest: str
+    size: int
+
+    @property
+    def path(self) -> Path:
+        """Below the ``blobs`` folder."""
+        return Path(self.digest.replace(":", "/"))
+
+
+def find_manifest(layout: Path, reference: str) -> dict[str, Any]:
     """The descriptor of the image named ``reference`` in an OCI layout folder."""
     index = json.loads((layout / "index.json").read_text())
     for descriptor in reversed(index["manifests"]):
@@ -260,39 +284,34 @@ def find_manifest(layout: Path, reference: str) -> dict[str, object]:
     raise ClusterError(f"no image {reference} was exported", where=str(layout))
 
 
-def blobs_of(layout: Path, descriptor: dict[str, object]) -> list[dict[str, object]]:
-    """The descriptors of an image: manifest, configuration, layers from the base up."""
-    manifest = json.loads(
-        (layout / "blobs" / str(descriptor["digest"]).replace(":", "/")).read_text()
-    )
-    return [descriptor, manifest["config"], *manifest["layers"]]
+def blobs_of(layout: Path, descriptor: dict[str, Any]) -> list[Blob]:
+    """The files of an image: manifest, configuration, layers from the base up."""
+    file = layout / "blobs" / str(descriptor["digest"]).replace(":", "/")
+    manifest = json.loads(file.read_text())
+    parts = [descriptor, manifest["config"], *manifest["layers"]]
+    return [Blob(part["digest"], part["size"]) for part in parts]
 
 
 def write_archive(
     out: IO[bytes],
     layout: Path,
     reference: str,
-    descriptor: dict[str, object],
-    blobs: Iterable[dict[str, object]],
+    descriptor: dict[str, Any],
+    blobs: Iterable[Blob],
 ) -> None:
     """Write an OCI archive of one image with only the ``blobs`` named, to a stream."""
-    named = {
-        **descriptor,
-        "annotations": {
-            "io.containerd.image.name": reference,
-            "org.opencontainers.image.ref.name": reference,
-        },
+    names = {
+        "io.containerd.image.name": reference,
+        "org.opencontainers.image.ref.name": reference,
     }
-    index = {"schemaVersion": 2, "manifests": [named]}
+    index = {"schemaVersion": 2, "manifests": [{**descriptor, "annotations": names}]}
+    headers = {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index}
     with tarfile.open(fileobj=out, mode="w|", bufsize=1 << 20) as archive:
-        for name, content in (
-            ("oci-layout", {"imageLayoutVersion": "1.0.0"}),
-            ("index.json", index),
-        ):
+        for name, content in headers.items():
             encoded = json.dumps(content).encode()
             member = tarfile.TarInfo(name)
             member.size = len(encoded)
             archive.addfile(member, io.BytesIO(encoded))
         for blob in blobs:
-            path = Path("blobs") / str(blob["digest"]).replace(":", "/")
+            path = Path("blobs") / blob.path
             archive.add(layout / path, arcname=str(path))

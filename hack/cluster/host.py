@@ -29,6 +29,7 @@ PACKAGES = {
     "iptables": "iptables",
     "ip": "iproute2",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "mmdebstrap": "mmdebstrap",
     "gcc": "gcc",
 }

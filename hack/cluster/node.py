@@ -30,7 +30,7 @@ from hack.cluster.errors import ClusterError
 from hack.cluster.instance import Instance
 from hack.cluster.pki import kubeconfig
 from hack.cluster.processes import Owner, Processes
-from hack.cluster.progress import duration, say
+from hack.cluster.progress import duration, say, step
 from hack.cluster.waiting import wait_until
 from hack.images.builder import Builder
 from hack.images.small import pause_archive, program_archive
@@ -57,8 +57,8 @@ class Node(ControlPlane):
         """
         if self.containerd.has_image(reference):
             return 0
-        say(f"exporting {reference}")
-        builder.export(reference, self.containerd.layout)
+        with step(f"exporting {reference}"):
+            builder.export(reference, self.containerd.layout)
         return self.containerd.import_layout(reference)
 
     def refill_volumes(self) -> int:
