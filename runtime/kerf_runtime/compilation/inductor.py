@@ -101,8 +101,9 @@ def _plain_instruction_sets() -> Iterator[None]:
     The capability that torch itself reports (an observed factor) then tells exactly which machines can
     run the kernels.
     """
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import cpu_vec_isa as module
 
+    cpu_vec_isa: Any = module
     everything, probe = cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build
     plain = (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX2)
     cpu_vec_isa.supported_vec_isa_list = [isa for isa in everything if type(isa) in plain]
@@ -130,7 +131,7 @@ def _wrapper_sources() -> Iterator[list[str]]:
 
     sources: list[str] = []
     previous = GraphLowering.save_output_code
-    GraphLowering.save_output_code = staticmethod(sources.append)  # type: ignore[assignment]
+    GraphLowering.save_output_code = staticmethod(sources.append)
     try:
         yield sources
     finally:

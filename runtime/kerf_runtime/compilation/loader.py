@@ -74,7 +74,7 @@ class _ExternKernels:
 
 
 def _namespace() -> dict[str, Any]:
-    guards = torch._C._dynamo.guards
+    guards: Any = torch._C._dynamo.guards
     extern = _ExternKernels()
     for name, function in _EXTERN_KERNELS.items():
         setattr(extern, name, function)
@@ -209,7 +209,8 @@ def load_wrapper(
 
 def _load_kernel(path: Path, module_name: str) -> Callable[..., None]:
     # The kernel's init function reads the address of torch's data-pointer accessor from here.
-    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+    guards: Any = torch._C._dynamo.guards
+    address = guards._torchinductor_pyobject_tensor_data_ptr
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     loader = importlib.machinery.ExtensionFileLoader(module_name, str(path))
     spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)

@@ -165,7 +165,9 @@ def _unpacked(call: fx.Node, piece: fx.GraphModule) -> list[fx.Node | None]:
         return [call]
     found: list[fx.Node | None] = [None] * len(returned)
     for user in call.users:
-        found[int(user.args[1])] = user
+        index = user.args[1]
+        assert isinstance(index, int)  # a getitem of a tuple
+        found[index] = user
     return found
 
 
