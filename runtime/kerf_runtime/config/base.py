@@ -8,6 +8,7 @@ derive from it.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -17,7 +18,7 @@ from kerf_runtime.errors import ConfigError
 
 __all__ = ["ConfigModel", "Quantity", "config_error", "parse_quantity"]
 
-_QUANTITY = re.compile(r"^(?P<number>\d+(?:\.\d+)?)(?P<suffix>Ki|Mi|Gi|Ti|k|M|G|T)?$")
+_QUANTITY = re.compile(r"^(?P<number>\d+(?:\.\d+)?)(?P<suffix>Ki|Mi|Gi|Ti|k|M|G|T)?$", re.ASCII)
 _SUFFIX = {
     None: 1,
     "k": 10**3,
@@ -52,7 +53,7 @@ def parse_quantity(text: str) -> int:
     match = _QUANTITY.match(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a quantity of bytes; write for example 512Mi or 2Gi")
-    return int(float(match["number"]) * _SUFFIX[match["suffix"]])
+    return int(Decimal(match["number"]) * _SUFFIX[match["suffix"]])
 
 
 def _check_quantity(text: str) -> str:

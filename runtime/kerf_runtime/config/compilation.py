@@ -20,7 +20,8 @@ __all__ = [
 ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
 """Default splitting ops: the graph is cut at every call of one of them."""
 
-InductorValue = bool | int | float | str
+InductorValue = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
+"""JSON values only: infinity has no JSON form, and the document travels to the pods as JSON."""
 
 
 class CompilationLevel(IntEnum):

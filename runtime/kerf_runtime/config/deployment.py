@@ -407,7 +407,8 @@ def parse_document(data: Any, *, where: str) -> ModelDeploymentDocument:
             f"expected apiVersion {API_VERSION} and kind {KIND}, found {found[0]} and {found[1]}",
             where=where,
         )
-    name = (data.get("metadata") or {}).get("name")
+    metadata = data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
         raise ConfigError("metadata.name is missing", where=where)
     if len(name) > NAME_MAX_LENGTH or not re.fullmatch(NAME_PATTERN, name):
@@ -434,7 +435,8 @@ def load_document(path: Path) -> ModelDeploymentDocument:
         documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
     except OSError as error:
         raise ConfigError(f"cannot read the file: {error.strerror}", where=where) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: bytes that are no text, or values such as the date 2026-13-01.
         raise ConfigError(f"not valid YAML: {error}", where=where) from None
     ours = [d for d in documents if not isinstance(d, dict) or d.get("kind") == KIND]
     if len(ours) != 1:

@@ -63,7 +63,6 @@ def declared_factors(
             command line instead of the source in ``spec``.
     """
     compilation = spec.compilation
-    splitting = ATTENTION_OPS if compilation.splitting_ops is None else compilation.splitting_ops
     return {
         "format": KEY_FORMAT,
         "model": (
@@ -73,7 +72,7 @@ def declared_factors(
         ),
         "dtype": spec.engine.dtype.value,
         "level": int(compilation.level),
-        "splittingOps": list(splitting),
+        "splittingOps": _splitting_ops(spec),
         "inductorConfig": compilation.inductor_config or {},
         "image": image,
         "accelerator": "cpu",
@@ -89,15 +88,22 @@ def _source_identity(source: ModelSource) -> dict[str, Any]:
     return source.to_document()
 
 
+def _splitting_ops(spec: ModelDeploymentSpec) -> list[str]:
+    """The default written out: leaving it out and naming it is the same configuration."""
+    ops = spec.compilation.splitting_ops
+    return list(ATTENTION_OPS if ops is None else ops)
+
+
 def compile_document(spec: ModelDeploymentSpec) -> dict[str, Any]:
     """The part of ``spec`` that the compile Job needs: equal for all specs with the same cache key."""
     document: dict[str, Any] = {
         "model": {"source": spec.model.source.to_document()},
         "engine": {"dtype": spec.engine.dtype.value},
-        "compilation": {"level": int(spec.compilation.level)},
+        "compilation": {
+            "level": int(spec.compilation.level),
+            "splittingOps": _splitting_ops(spec),
+        },
     }
-    if spec.compilation.splitting_ops is not None:
-        document["compilation"]["splittingOps"] = list(spec.compilation.splitting_ops)
     if spec.compilation.inductor_config:
         document["compilation"]["inductorConfig"] = dict(spec.compilation.inductor_config)
     return document
