@@ -16,6 +16,11 @@ from hack.cluster import BuildError, ControlPlane, PrerequisiteError
 from hack.cluster import control_plane as run_control_plane
 from hack.cluster.binaries import Binaries
 from hack.cluster.controlplane import CONTROL_PLANE
+from hypothesis import HealthCheck, settings
+
+# No test is timed: on a busy machine an example may take any time.
+settings.register_profile("kerf", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kerf")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

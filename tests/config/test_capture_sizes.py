@@ -1,0 +1,96 @@
+"""Which batch sizes get a graph: the default ladder and what a user may ask for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests.config.builders import document, platform, spec
+
+from kerf_runtime.config import DType, default_capture_sizes, parse_document, resolve
+from kerf_runtime.errors import ConfigError
+
+
+@st.composite
+def limits(draw):
+    seqs = draw(st.integers(1, 4096))
+    return seqs, draw(st.integers(seqs, 65536))
+
+
+@given(limits())
+def test_default_sizes_are_sorted_unique_and_within_the_limits(limits):
+    seqs, tokens = limits
+    sizes = default_capture_sizes(seqs, tokens)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] <= tokens
+
+
+@given(limits())
+def test_the_largest_default_size_holds_every_decode_batch_and_wastes_less_than_a_step(limits):
+    seqs, tokens = limits
+    largest = default_capture_sizes(seqs, tokens)[-1]
+    assert seqs <= largest < seqs + 8
+    # A step can have exactly that many tokens, so the last graph is never out of reach.
+    assert largest <= tokens
+
+
+@given(limits())
+def test_default_sizes_are_1_2_4_then_multiples_of_8_but_for_the_last(limits):
+    for size in default_capture_sizes(*limits)[:-1]:
+        assert size in (1, 2, 4) or size % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "sizes"),
+    [
+        (1, 1, (1,)),
+        (2, 512, (1, 2)),
+        (3, 512, (1, 2, 3)),
+        (4, 512, (1, 2, 4)),
+        (5, 5, (1, 2, 4, 5)),
+        (5, 512, (1, 2, 4, 8)),
+        (16, 512, (1, 2, 4, 8, 16)),
+        (20, 22, (1, 2, 4, 8, 16, 22)),
+        (20, 512, (1, 2, 4, 8, 16, 24)),
+    ],
+)
+def test_default_sizes_by_example(seqs, tokens, sizes):
+    assert default_capture_sizes(seqs, tokens) == sizes
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=30))
+def test_requested_sizes_are_sorted_and_unique(sizes):
+    wanted = spec(compilation={"captureSizes": sizes})
+    found = resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
+    assert found.capture_sizes == tuple(sorted(set(sizes)))
+
+
+@pytest.mark.parametrize("bad", [0, -3, 65537])
+def test_a_size_out_of_range_is_an_error_that_names_its_place_and_value(bad):
+    data = document()
+    data["spec"] = {**data["spec"], "compilation": {"captureSizes": [4, bad]}}
+    with pytest.raises(ConfigError, match=rf"compilation\.captureSizes\.1: .*got {bad}\b"):
+        parse_document(data, where="file.yaml")
+
+
+def test_an_empty_list_of_sizes_is_an_error_that_names_the_field():
+    data = document()
+    data["spec"] = {**data["spec"], "compilation": {"captureSizes": []}}
+    with pytest.raises(ConfigError, match=r"compilation\.captureSizes: .*at least 1 item"):
+        parse_document(data, where="file.yaml")
+
+
+def test_a_size_above_the_largest_step_is_an_error_that_names_both_numbers():
+    wanted = spec(engine={"maxNumBatchedTokens": 64}, compilation={"captureSizes": [8, 65]})
+    with pytest.raises(ConfigError) as raised:
+        resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
+    assert raised.value.where == "compilation.captureSizes"
+    assert "65" in raised.value.what
+    assert "64" in raised.value.what
+
+
+def test_a_step_too_small_for_a_full_decode_batch_is_an_error_that_names_both_numbers():
+    with pytest.raises(ValidationError, match="maxNumBatchedTokens 8 is below maxNumSeqs 16"):
+        spec(engine={"maxNumBatchedTokens": 8})

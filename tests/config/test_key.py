@@ -1,0 +1,177 @@
+"""The cache key: changed by what generated code depends on, and by nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.config.builders import MODEL, build, code_factors, other_settings, spec
+
+from kerf_runtime.config import (
+    ModelDeploymentSpec,
+    cache_key,
+    compile_document,
+    declared_factors,
+    digest,
+    needs_compile_cache,
+)
+
+IMAGE = "registry/kerf-runtime@sha256:0123"
+
+
+def key(wanted, image=IMAGE, **more):
+    return cache_key(declared_factors(wanted, image=image, **more))
+
+
+BASE = spec()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"replicas": 7},
+        {"replicas": None, "autoscaling": {"maxReplicas": 3}},
+        {"compilation": {"captureSizes": [1, 2, 3]}},
+        {"compilation": {"cudagraphMode": "NONE"}},
+        {"compilation": {"strict": True}},
+        {"compilation": {"splittingOps": ["kerf::attention"]}},
+        {"compilation": {"inductorConfig": {}}},
+        {"engine": {"maxModelLen": 100, "maxNumSeqs": 3, "blockSize": 32, "kvCacheMemory": "2Gi"}},
+        {"service": {"port": 8080}},
+        {"probes": {"startupTimeoutSeconds": 60}},
+        {"resources": {"limits": {"cpu": 4}}},
+        {"drainSeconds": 1},
+        {"suspend": True},
+        {"compile": {"policy": "Require", "token": "again", "job": {"backoffLimit": 0}}},
+        {"cache": {"verification": "None", "volume": {"existingClaim": "shared"}}},
+        {"imagePullPolicy": "Always", "imagePullSecrets": ["secret"]},
+        {"deletionPolicy": "Retain"},
+        {"model": {**MODEL, "servedName": "other"}},
+    ],
+    ids=lambda parts: ",".join(parts),
+)
+def test_the_key_is_unchanged_by(parts):
+    assert key(spec(**parts)) == key(BASE)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"engine": {"dtype": "bfloat16"}},
+        {"compilation": {"level": 0}},
+        {"compilation": {"splittingOps": []}},
+        {"compilation": {"splittingOps": ["kerf::attention", "aten::mm"]}},
+        {"compilation": {"inductorConfig": {"max_autotune": True}}},
+        {"model": {"source": {"pvc": {"claimName": "models", "path": "other.gguf"}}}},
+        {"model": {"source": {"pvc": {"claimName": "other", "path": "model.gguf"}}}},
+        {"model": {"source": {"oci": {"reference": "registry/model:1"}}}},
+    ],
+    ids=str,
+)
+def test_the_key_is_changed_by(parts):
+    assert key(spec(**parts)) != key(BASE)
+
+
+def test_the_key_is_changed_by_the_image_and_by_the_digest_of_a_local_model():
+    keys = [
+        key(BASE),
+        key(BASE, image="other"),
+        key(BASE, model_config_digest="a"),
+        key(BASE, model_config_digest="b"),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_local_model_is_its_configuration_wherever_the_document_says_it_is():
+    other = spec(model={"source": {"oci": {"reference": "elsewhere"}}})
+    assert key(BASE, model_config_digest="a") == key(other, model_config_digest="a")
+
+
+@given(code_factors, other_settings, other_settings)
+def test_settings_that_code_does_not_depend_on_change_neither_key_nor_compile_document(
+    code, first, second
+):
+    a, b = build(code, first), build(code, second)
+    assert key(a) == key(b)
+    assert compile_document(a) == compile_document(b)
+
+
+@given(code_factors, code_factors, other_settings)
+def test_compile_documents_are_equal_exactly_when_the_keys_are(first, second, other):
+    a, b = build(first, other), build(second, other)
+    as_json = [json.dumps(compile_document(x), sort_keys=True) for x in (a, b)]
+    assert (key(a) == key(b)) == (as_json[0] == as_json[1])
+
+
+@given(code_factors, other_settings)
+def test_the_compile_document_is_a_valid_spec_with_the_same_key(code, other):
+    wanted = build(code, other)
+    reduced = ModelDeploymentSpec.model_validate(compile_document(wanted))
+    assert key(reduced) == key(wanted)
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text(), max_size=6), st.randoms())
+def test_the_digest_does_not_depend_on_the_order_of_fields(data, random):
+    items = list(data.items())
+    random.shuffle(items)
+    assert digest(dict(items)) == digest(data)
+
+
+def test_a_key_is_the_first_16_hex_digits_of_the_digest_of_the_factors():
+    factors = declared_factors(BASE, image=IMAGE)
+    assert key(BASE) == digest(factors)[:16]
+    assert int(key(BASE), 16) >= 0
+
+
+def test_nothing_of_the_machine_is_in_the_factors(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody-special")
+    monkeypatch.setenv("HOSTNAME", "node-special")
+    text = json.dumps(declared_factors(BASE, image=IMAGE))
+    assert "special" not in text
+    assert os.getcwd() not in text  # noqa: PTH109 - the text of the folder, not a path
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOME": "/nonexistent", "USER": "other", "HOSTNAME": "elsewhere"},
+        {"PYTHONHASHSEED": "1"},
+        {"PYTHONHASHSEED": "2", "LANG": "C", "TZ": "Asia/Tokyo"},
+    ],
+)
+def test_another_process_in_another_folder_and_environment_computes_the_same_key(
+    environment, tmp_path
+):
+    program = (
+        "import json, sys; from kerf_runtime.config import *; "
+        "spec = ModelDeploymentSpec.model_validate(json.loads(sys.argv[1])); "
+        "print(cache_key(declared_factors(spec, image=sys.argv[2])))"
+    )
+    wanted = spec(compilation={"inductorConfig": {"b": 1, "a": "x"}})
+    found = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(wanted.to_document()), IMAGE],
+        env={**os.environ, **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert found.stdout.strip() == key(wanted)
+
+
+@pytest.mark.parametrize(
+    ("parts", "needed"),
+    [
+        ({}, True),
+        ({"compilation": {"level": 0}}, False),
+        ({"engine": {"enforceEager": True}}, False),
+    ],
+)
+def test_a_cache_is_needed_only_where_something_is_compiled(parts, needed):
+    assert needs_compile_cache(spec(**parts)) is needed
