@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kerf_runtime.cache.manifest import Manifest, first_difference
-from kerf_runtime.cache.store import CacheStore, Problem, Staging
+from kerf_runtime.cache.store import CacheStore, Staging
+from kerf_runtime.cache.verify import Problem
 from kerf_runtime.config.key import cache_key, digest
 from kerf_runtime.errors import CacheError
 from kerf_runtime.reasons import CacheReason

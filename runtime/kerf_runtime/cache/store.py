@@ -2,7 +2,7 @@
 
     <root>/torch_compile_cache/<key>/manifest.json   what is there, with sizes and sha256
     <root>/torch_compile_cache/<key>/rank_<n>/...    the artifact
-    <root>/torch_compile_cache/<key>/READY           written last
+    <root>/torch_compile_cache/<key>/READY           sha256 of the manifest, written last
     <root>/torch_compile_cache/.staging-<key>-...    being written; invisible to readers
     <root>/torch_compile_cache/.quarantine-<key>-... found damaged or stale by a writer
 
@@ -25,23 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from kerf_runtime.cache.manifest import FileEntry, Manifest, file_sha256
-from kerf_runtime.config.key import KEY_FORMAT
+from kerf_runtime.cache.verify import MANIFEST, READY, Problem, ready_text, verify_folder
 from kerf_runtime.errors import CacheError
-from kerf_runtime.reasons import CacheReason
 
-__all__ = ["CacheStore", "Problem", "Staging"]
+__all__ = ["CacheStore", "Staging", "write_error"]
 
 _FOLDER = "torch_compile_cache"
 _STALE_STAGING_SECONDS = 6 * 3600
 _DISK_RESERVE_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a key cannot be used."""
-
-    reason: CacheReason
-    message: str
 
 
 @dataclass(frozen=True)
@@ -80,63 +71,9 @@ class CacheStore:
 
         Args:
             key: the key.
-            checksums: compare sizes and sha256 of every file (else only the sizes).
+            checksums: compare the sha256 of everything (else only what is there and its sizes).
         """
-        folder = self.path(key)
-        try:
-            if not folder.is_dir():
-                return Problem(CacheReason.NO_SUCH_KEY, f"{folder} does not exist")
-            if not (folder / "READY").is_file():
-                return Problem(CacheReason.INCOMPLETE, f"{folder} has no READY file")
-            text = (folder / "manifest.json").read_text()
-        except FileNotFoundError as error:
-            return Problem(CacheReason.INCOMPLETE, f"{error.filename} is missing")
-        except (OSError, UnicodeDecodeError) as error:
-            return Problem(CacheReason.UNREADABLE, f"cannot read {folder}: {error}")
-        try:
-            manifest = Manifest.from_text(text)
-        except ValueError as error:
-            return Problem(
-                CacheReason.CHECKSUM_MISMATCH, f"{folder}/manifest.json is damaged: {error}"
-            )
-        if manifest.format > KEY_FORMAT:
-            return Problem(
-                CacheReason.FORMAT_TOO_NEW,
-                f"{folder} has format {manifest.format}, this version reads up to {KEY_FORMAT}",
-            )
-        if manifest.key != key:
-            return Problem(CacheReason.CHECKSUM_MISMATCH, f"{folder} holds key {manifest.key}")
-        return self._check_files(folder, manifest, checksums) or manifest
-
-    @staticmethod
-    def _check_files(folder: Path, manifest: Manifest, checksums: bool) -> Problem | None:
-        listed = {entry.path: entry for entry in manifest.files}
-        try:
-            present = {
-                str(p.relative_to(folder))
-                for p in folder.rglob("*")
-                if p.is_symlink() or not p.is_dir()
-            }
-            extra = sorted(present - listed.keys() - {"manifest.json", "READY"})
-            if extra:
-                return Problem(
-                    CacheReason.CHECKSUM_MISMATCH, f"{folder}/{extra[0]} is not in the manifest"
-                )
-            for name, entry in listed.items():
-                path = folder / name
-                if name not in present:
-                    return Problem(CacheReason.INCOMPLETE, f"{path} is missing")
-                if path.is_symlink():
-                    return Problem(CacheReason.CHECKSUM_MISMATCH, f"{path} is a link")
-                if path.stat().st_size != entry.size or (
-                    checksums and file_sha256(path) != entry.sha256
-                ):
-                    return Problem(
-                        CacheReason.CHECKSUM_MISMATCH, f"{path} differs from the manifest"
-                    )
-        except OSError as error:
-            return Problem(CacheReason.UNREADABLE, f"cannot read {folder}: {error}")
-        return None
+        return verify_folder(self.path(key), key, checksums=checksums)
 
     @contextmanager
     def writer(self, key: str, *, timeout_s: float = 3600.0) -> Iterator[None]:
@@ -150,7 +87,7 @@ class CacheStore:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         try:
             deadline = time.monotonic() + timeout_s
             while True:
@@ -190,7 +127,7 @@ class CacheStore:
         try:
             path.mkdir()
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         return Staging(key, path)
 
     def discard(self, staging: Staging) -> None:
@@ -225,8 +162,9 @@ class CacheStore:
                 files=files,
                 **fields,
             )
-            (staging.path / "manifest.json").write_text(manifest.to_text())
-            (staging.path / "READY").write_text(staging.key + "\n")
+            text = manifest.to_text()
+            (staging.path / MANIFEST).write_text(text)
+            (staging.path / READY).write_text(ready_text(staging.key, text.encode()))
             for path in sorted(staging.path.rglob("*")):
                 _make_readable(path)
                 _fsync(path)
@@ -236,9 +174,14 @@ class CacheStore:
             if target.exists():
                 self.quarantine(staging.key)
             staging.path.rename(target)
-            _fsync(self.folder)
+            try:
+                _fsync(self.folder)
+            except OSError:
+                # Not known to survive a power cut: nobody may rely on it.
+                target.rename(staging.path)
+                raise
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         return manifest
 
     def quarantine(self, key: str) -> Path:
@@ -247,19 +190,21 @@ class CacheStore:
         try:
             self.path(key).rename(target)
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         return target
 
     def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _write_error(self.root, error) from error
+            raise write_error(self.root, error) from error
 
 
-def _write_error(where: Path, error: OSError) -> CacheError:
+def write_error(where: Path, error: OSError) -> CacheError:
+    """The error for a write below ``where`` that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(where).free >> 20
+        existing = next(path for path in (where, *where.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free >> 20
         return CacheError(
             f"the volume is full ({free} MiB free)",
             where=str(where),

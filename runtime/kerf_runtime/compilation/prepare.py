@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from kerf_runtime.cache.session import CacheSession
+from kerf_runtime.cache.store import write_error
 from kerf_runtime.compilation.artifact import LoadedArtifact, load_artifact, write_artifact
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.factors import observed_factors
@@ -205,7 +206,10 @@ def _compile(
         device=platform.device,
         progress=progress,
     )
-    write_artifact(folder, compiled.plan, compiled.artifacts)
+    try:
+        write_artifact(folder, compiled.plan, compiled.artifacts)
+    except OSError as error:
+        raise write_error(folder, error) from error
     artifact = load_artifact(folder, loaded.model)
     progress("parity", "comparing compiled with eager", None)
     started = time.perf_counter()
