@@ -183,34 +183,31 @@ def place(make_place: Callable[[], Place]) -> Place:
     return make_place()
 
 
+def operator_arguments(namespace: str | None, kubeconfig: Path, *extra: str) -> list[str]:
+    """Arguments of an operator on one namespace or (None) on all of them."""
+    scope = [] if namespace is None else ["--namespace", namespace]
+    return [
+        "run",
+        *scope,
+        f"--kubeconfig={kubeconfig}",
+        f"--runtime-image={IMAGE}",
+        "--liveness-port=0",
+        "--metrics-port=0",
+        "--host=127.0.0.1",
+        "--resync-seconds=5",
+        *extra,
+    ]
+
+
 class OperatorProcess:
     """One operator process, on one namespace or (None) on all of them."""
 
     def __init__(self, namespace: str | None, kubeconfig: Path, log: Path, *extra: str) -> None:
-        scope = [] if namespace is None else ["--namespace", namespace]
         self.log = log
+        arguments = operator_arguments(namespace, kubeconfig, *extra)
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "kerf_operator",
-                    "run",
-                    *scope,
-                    "--kubeconfig",
-                    str(kubeconfig),
-                    "--runtime-image",
-                    IMAGE,
-                    "--liveness-port",
-                    "0",
-                    "--metrics-port",
-                    "0",
-                    "--host",
-                    "127.0.0.1",
-                    "--resync-seconds",
-                    "5",
-                    *extra,
-                ],
+                [sys.executable, "-m", "kerf_operator", *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
