@@ -47,6 +47,12 @@ class _Recorder(TorchDispatchMode):
         self.nodes: list[_Node] = []
         self._paused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no: torch would wrap the dispatch below so that its first call imports Dynamo, which
+        takes seconds of a start that compiles nothing."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
