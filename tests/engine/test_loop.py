@@ -1,0 +1,121 @@
+"""The engine's message loop, with a core that is a script."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from kerf_runtime.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineMessage,
+    Outputs,
+    Refused,
+    SamplingParams,
+    ServerMessage,
+    Shutdown,
+    Stats,
+    TokenOutput,
+)
+from kerf_runtime.engine.process import EngineLoop
+from kerf_runtime.errors import RequestError
+
+
+class ScriptedCore:
+    """Counts every request down to its last token."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+        self.fails = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def add(self, request: AddRequest) -> None:
+        if not request.prompt_token_ids:
+            raise RequestError("the prompt is empty", where="prompt")
+        self.left[request.request_id] = request.params.max_tokens
+
+    def abort(self, request_id: str) -> None:
+        self.left.pop(request_id, None)
+
+    def step(self) -> list[TokenOutput]:
+        if self.fails:
+            raise RuntimeError("the step failed")
+        outputs = []
+        for name in list(self.left):
+            self.left[name] -= 1
+            done = self.left[name] == 0
+            outputs.append(TokenOutput(name, [self.left[name]], "length" if done else None))
+            if done:
+                del self.left[name]
+        return outputs
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": len(self.left)}
+
+
+def play(core: ScriptedCore, *messages: ServerMessage) -> list[EngineMessage]:
+    """Run the loop over messages that are all there from the start."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox, outside = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind("inproc://requests")
+    outside.connect("inproc://requests")
+    pending = deque(messages)
+    sent: list[EngineMessage] = []
+
+    def deliver() -> None:
+        while pending:
+            outside.send(msgspec.msgpack.encode(pending.popleft()))
+
+    def send(message: EngineMessage) -> None:
+        sent.append(message)
+        if isinstance(message, Stats) and not core.has_work:
+            outside.send(msgspec.msgpack.encode(Shutdown()))
+
+    deliver()
+    try:
+        EngineLoop(core, inbox, send).run()
+    finally:
+        context.destroy(linger=0)
+    return sent
+
+
+def add(name: str, tokens: int) -> AddRequest:
+    return AddRequest(name, [1], SamplingParams(max_tokens=tokens))
+
+
+def test_tokens_are_sent_step_by_step_and_numbers_when_the_work_is_done() -> None:
+    sent = play(ScriptedCore(), add("a", 2), add("b", 1))
+    assert [m.outputs for m in sent if isinstance(m, Outputs)] == [
+        [TokenOutput("a", [1], None), TokenOutput("b", [0], "length")],
+        [TokenOutput("a", [0], "length")],
+    ]
+    assert sent[-1] == Stats({"running": 0})
+
+
+def test_a_refused_request_is_answered_by_its_reason() -> None:
+    sent = play(ScriptedCore(), AddRequest("a", [], SamplingParams(max_tokens=1)), add("b", 1))
+    assert Refused("a", "the prompt is empty", "prompt", None) in sent
+    assert Outputs([TokenOutput("b", [0], "length")]) in sent
+
+
+def test_an_abort_takes_effect_before_the_next_step() -> None:
+    sent = play(ScriptedCore(), add("a", 5), AbortRequest("a"), AbortRequest("unknown"))
+    assert not [m for m in sent if isinstance(m, Outputs)]
+
+
+def test_shutdown_leaves_the_rest_undone() -> None:
+    assert play(ScriptedCore(), add("a", 5), Shutdown()) == []
+
+
+def test_a_failing_step_is_not_swallowed() -> None:
+    core = ScriptedCore()
+    core.fails = True
+    with pytest.raises(RuntimeError, match="the step failed"):
+        play(core, add("a", 1))

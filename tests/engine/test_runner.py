@@ -1,0 +1,128 @@
+"""The runner's inputs: persistent addresses, padding, and shapes that depend on the padded size alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
+from kerf_runtime.engine.messages import SamplingParams
+from kerf_runtime.engine.runner import ModelRunner
+from kerf_runtime.engine.scheduler import Batch, Scheduler, SchedulerLimits
+from kerf_runtime.reasons import DispatchReason
+
+LIMITS = SchedulerLimits(
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    max_model_len=32,
+    vocab_size=100,
+    block_size=4,
+    num_blocks=32,
+)
+
+
+def make_runner() -> ModelRunner:
+    return ModelRunner(
+        nn.Module(), LIMITS, capture_sizes=(1, 2, 8), kv_caches={}, device=torch.device("cpu")
+    )
+
+
+def decision(size: int, *, uniform: bool) -> DispatchDecision:
+    return DispatchDecision(
+        CUDAGraphMode.NONE, BatchDescriptor(size, uniform), DispatchReason.PADDED
+    )
+
+
+def scheduled(*prompts: int, decoded: int = 0) -> Batch:
+    """A batch of prompts of these lengths, after some decode steps."""
+    scheduler = Scheduler(LIMITS)
+    for number, length in enumerate(prompts):
+        prompt = [10 * (number + 1) + i for i in range(length)]
+        params = SamplingParams(max_tokens=9)
+        scheduler.add(str(number), prompt, params, eos_token_ids=(), seed=0, arrived=0.0)
+    batch = scheduler.schedule()
+    for _ in range(decoded):
+        assert batch is not None
+        scheduler.complete(batch, [7] * sum(item.samples for item in batch.items))
+        batch = scheduler.schedule()
+    assert batch is not None
+    return batch
+
+
+def slots_of(batch: Batch, row: int, start: int, count: int) -> list[int]:
+    blocks = batch.items[row].request.blocks
+    return [blocks[p // 4] * 4 + p % 4 for p in range(start, start + count)]
+
+
+def test_a_mixed_batch_is_laid_out_and_padded() -> None:
+    batch = scheduled(5, 2)
+    ids, positions, context = make_runner().prepare(batch, decision(10, uniform=False))
+    assert ids.tolist() == [10, 11, 12, 13, 14, 20, 21, 0, 0, 0]
+    assert positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 0, 0]
+    metadata = context.attention
+    assert metadata is not None
+    assert metadata.query_start.tolist() == [0, 5, 7, 7, 7]
+    assert metadata.seq_lens.tolist() == [5, 2, 0, 0]
+    expected = slots_of(batch, 0, 0, 5) + slots_of(batch, 1, 0, 2) + [-1] * 3
+    assert metadata.slot_mapping.tolist() == expected
+    assert not metadata.uniform_decode
+
+
+def test_a_decode_batch_is_padded_with_sequences_of_one_token() -> None:
+    batch = scheduled(5, 2, decoded=1)
+    ids, positions, context = make_runner().prepare(batch, decision(8, uniform=True))
+    assert ids.tolist() == [7, 7, 0, 0, 0, 0, 0, 0]
+    assert positions.tolist() == [5, 2, 0, 0, 0, 0, 0, 0]
+    metadata = context.attention
+    assert metadata is not None
+    assert metadata.query_start.tolist() == list(range(9))
+    assert metadata.seq_lens.tolist() == [6, 3, 0, 0, 0, 0, 0, 0]
+    assert metadata.slot_mapping.tolist() == [
+        *slots_of(batch, 0, 5, 1),
+        *slots_of(batch, 1, 2, 1),
+        *[-1] * 6,
+    ]
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_addresses_and_shapes_depend_on_the_descriptor_alone(uniform: bool) -> None:
+    runner = make_runner()
+    first = runner.make_dummy_batch(BatchDescriptor(8, uniform))
+    second = runner.prepare(scheduled(1, 1, 1), decision(8, uniform=uniform))
+
+    def identity(views: tuple[torch.Tensor, torch.Tensor, object]) -> list[object]:
+        metadata = views[2].attention  # type: ignore[attr-defined]
+        tensors = [*views[:2], metadata.query_start, metadata.seq_lens]
+        tensors += [metadata.block_table, metadata.slot_mapping]
+        return [(t.data_ptr(), t.shape, t.stride()) for t in tensors]
+
+    assert identity(first) == identity(second)
+
+
+def test_what_an_earlier_larger_step_left_is_not_seen_again() -> None:
+    runner = make_runner()
+    runner.prepare(scheduled(9, 5), decision(14, uniform=False))
+    ids, _, context = runner.prepare(scheduled(2), decision(8, uniform=False))
+    assert ids.tolist()[2:] == [0] * 6
+    metadata = context.attention
+    assert metadata is not None
+    assert metadata.seq_lens.tolist() == [2, 0, 0, 0]
+    assert metadata.slot_mapping.tolist()[2:] == [-1] * 6
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_a_dummy_batch_is_valid(size: int, uniform: bool) -> None:
+    ids, positions, context = make_runner().make_dummy_batch(BatchDescriptor(size, uniform))
+    metadata = context.attention
+    assert metadata is not None
+    assert len(ids) == len(positions) == len(metadata.slot_mapping) == size
+    assert int(positions.max()) < LIMITS.max_model_len
+    assert 0 <= int(metadata.slot_mapping.min()) <= int(metadata.slot_mapping.max())
+    assert int(metadata.slot_mapping.max()) < LIMITS.num_blocks * LIMITS.block_size
+    lengths = metadata.query_start.diff()
+    assert int(lengths.sum()) == size
+    assert bool((metadata.seq_lens >= lengths).all())
+    assert not uniform or set(lengths.tolist()) == {1}
