@@ -9,9 +9,11 @@ cluster flow are the real ones on machines without a GPU.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,10 @@ from kerf_runtime.forward_context import ForwardContext, get_forward_context, se
 __all__ = ["EmulatedStaticGraph", "record_opaque_call"]
 
 _UNINITIALISED = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
-_SYNCING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+# Under inference mode composite operators arrive whole, so these two hide behind their own names.
+_SYNCING = (torch.ops.aten.is_nonzero.default, torch.ops.aten.where.default)
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+_FRAMEWORK = (str(Path(torch.__file__).parent), __file__)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[_Node] = []
+        self.allocated: dict[int, int] = {}
+        """Address -> bytes of every storage that was allocated during the capture."""
         self._paused = False
 
     @classmethod
@@ -63,27 +70,28 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        if func in _SYNCING:
-            raise CaptureError(
-                f"the forward calls {func}, which waits for a value during capture",
-                hint="Remove .item(), data-dependent branches and nonzero from the forward",
-            )
-        result = func(*args, **kwargs)
         flat, _ = tree_flatten((args, kwargs))
-        read = {t.untyped_storage().data_ptr() for t in flat if isinstance(t, Tensor)}
+        _check_recordable(func, args)
+        result = func(*args, **kwargs)
+        read = {_storage(t) for t in flat if isinstance(t, Tensor)}
         results = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
-        fresh = [t for t in results if t.untyped_storage().data_ptr() not in read]
-        if func._schema.name in _UNINITIALISED:
+        fresh = [t for t in results if _storage(t) not in read]
+        self._allocate(fresh)
+        if func._schema.name in _UNINITIALISED or func is torch.ops.aten.detach_.default:
             return result  # the buffer exists; there is nothing to run again
-        if func._schema.is_mutable:
-            self.nodes.append(_Node(func, args, kwargs, ()))
-        elif fresh:
-            if len(fresh) != len(results):
-                raise CaptureError(
-                    f"{func} returns both new tensors and views, which cannot be recorded"
-                )
+        if fresh and len(fresh) != len(results) and not func._schema.is_mutable:
+            raise CaptureError(
+                f"{func} returns both new tensors and views, which cannot be recorded"
+            )
+        if fresh:
+            # An operator that also writes in place may return what it wrote: copied onto itself.
             self.nodes.append(_Node(func, args, kwargs, tuple(results)))
+        elif func._schema.is_mutable:
+            self.nodes.append(_Node(func, args, kwargs, ()))
         return result  # else a view: it stays valid because its storage does
+
+    def _allocate(self, tensors: Sequence[Tensor]) -> None:
+        self.allocated.update({_storage(t): t.untyped_storage().nbytes() for t in tensors})
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -98,8 +106,45 @@ class _Recorder(TorchDispatchMode):
     ) -> Sequence[Any]:
         with self.paused():
             outputs = tuple(call(list(inputs)))
+        read = {_storage(t) for t in inputs if isinstance(t, Tensor)}
+        tensors = [t for t in outputs if isinstance(t, Tensor)]
+        self._allocate([t for t in tensors if _storage(t) not in read])
         self.nodes.append(_Node(lambda *args: call(list(args)), tuple(inputs), {}, outputs))
         return outputs
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_recordable(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse what no static graph can replay: waiting for a value, shapes that depend on values."""
+    data_dependent = func in _SYNCING or torch.Tag.data_dependent_output in func.tags
+    if func._schema.name in _INDEXING:
+        indices = [index for index in args[1] if isinstance(index, Tensor)]
+        data_dependent = any(i.dtype in (torch.bool, torch.uint8) for i in indices)
+    elif torch.Tag.dynamic_output_shape in func.tags:
+        data_dependent = True
+    if data_dependent:
+        raise CaptureError(
+            f"the forward calls {func}, which waits for a value during capture",
+            where=_calling_line(),
+            hint="Remove .item(), data-dependent branches, boolean masks and nonzero from the forward",
+        )
+    if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.detach_.default:
+        raise CaptureError(
+            f"the forward calls {func}, which changes the shape of a tensor in place",
+            where=_calling_line(),
+            hint="Use the form that returns a view, without the underscore",
+        )
+
+
+def _calling_line() -> str | None:
+    """File and line of the model's code that is running."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(_FRAMEWORK):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None
 
 
 _recorder: _Recorder | None = None
@@ -130,7 +175,7 @@ class EmulatedStaticGraph:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the distinct buffers that the recorded calls write."""
+        """Bytes of the distinct buffers that were allocated at capture and stay for replays."""
         return self._memory_bytes
 
     def capture(self, runnable: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -153,12 +198,9 @@ class EmulatedStaticGraph:
         finally:
             _recorder = None
         self._nodes = recorder.nodes
-        written = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for node in self._nodes
-            for t in node.outputs
-        }
-        self._memory_bytes = sum(written.values())
+        kept, _ = tree_flatten([(n.args, n.kwargs, n.outputs) for n in self._nodes])
+        used = {_storage(t) for t in kept if isinstance(t, Tensor)}
+        self._memory_bytes = sum(size for at, size in recorder.allocated.items() if at in used)
         return self._output
 
     def replay(self) -> Any:

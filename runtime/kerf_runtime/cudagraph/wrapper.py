@@ -37,7 +37,7 @@ class CapturedGraph:
 
     graph: StaticGraph
     output: Any
-    input_addresses: tuple[int, ...]
+    input_addresses: tuple[int | None, ...]
     seconds: float
     hits: int = 0
 
@@ -102,12 +102,15 @@ class CUDAGraphWrapper:
         self, descriptor: BatchDescriptor, entry: CapturedGraph, inputs: tuple[Any, ...]
     ) -> None:
         actual = _addresses(inputs)
+        if len(actual) != len(entry.input_addresses):
+            raise CaptureError(
+                f"{descriptor} was captured with {len(entry.input_addresses)} inputs and is called "
+                f"with {len(actual)}",
+                where=f"mode {self._mode}",
+            )
         if actual != entry.input_addresses:
-            moved = [
-                i
-                for i, (a, b) in enumerate(zip(entry.input_addresses, actual, strict=True))
-                if a != b
-            ]
+            pairs = zip(entry.input_addresses, actual, strict=True)
+            moved = [index for index, (before, now) in enumerate(pairs) if before != now]
             raise CaptureError(
                 f"inputs {moved} moved since {descriptor} was captured: a replay would read stale memory",
                 where=f"mode {self._mode}",
@@ -115,5 +118,6 @@ class CUDAGraphWrapper:
             )
 
 
-def _addresses(inputs: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(t.data_ptr() for t in inputs if isinstance(t, Tensor))
+def _addresses(inputs: tuple[Any, ...]) -> tuple[int | None, ...]:
+    """Address of every tensor input, None in the place of other inputs."""
+    return tuple(t.data_ptr() if isinstance(t, Tensor) else None for t in inputs)
