@@ -195,7 +195,7 @@ def running_server(client: FakeClient, **settings: Any) -> Iterator[tuple[str, S
         assert not thread.is_alive()
 
 
-def eventually(check: Callable[[], bool], seconds: float = 5.0) -> None:
+def eventually(check: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait until ``check`` holds."""
     deadline = time.monotonic() + seconds
     while not check():

@@ -1,4 +1,4 @@
-"""Every metric of the table moves when what it counts happens (with a real engine: tests/e2e)."""
+"""Every metric of the table moves when what it counts happens (with a real engine: test_end_to_end)."""
 
 from __future__ import annotations
 

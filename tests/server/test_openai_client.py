@@ -1,4 +1,4 @@
-"""The official ``openai`` client is the judge of the wire format (a real model: see tests/e2e)."""
+"""The official ``openai`` client is the judge of the wire format (over a real engine: test_end_to_end)."""
 
 from __future__ import annotations
 

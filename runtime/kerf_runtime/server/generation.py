@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from kerf_runtime.engine.messages import AddRequest
-from kerf_runtime.errors import EngineError
+from kerf_runtime.errors import EngineError, KerfError, RequestError
 from kerf_runtime.metrics import RequestMetrics
 from kerf_runtime.server.detokenize import IncrementalDecoder, StopMatcher
 from kerf_runtime.server.state import ChatTokenizer, Client
@@ -48,6 +48,7 @@ async def generate(
     value from when the HTTP request came.
 
     Raises:
+        RequestError: the engine cannot run the request as asked.
         EngineError: the engine died or gave the request up.
     """
     decoder, matcher = IncrementalDecoder(tokenizer.decode), StopMatcher(stops)
@@ -77,9 +78,15 @@ async def generate(
                     yield Piece(text, tokens)
         reason = "error"
         raise EngineError("the engine ended the request without a reason")
-    except EngineError:
-        reason = "error"
+    except RequestError:
+        reason = "refused"
         raise
+    except KerfError as error:
+        reason = "error"
+        if isinstance(error, EngineError):
+            raise
+        # Whatever kind of failure ended the engine: to the client the server is unavailable.
+        raise EngineError(f"the engine has failed: {error}") from error
     finally:
         metrics.finished(reason)
         clock.finished(reason)

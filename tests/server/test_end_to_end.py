@@ -1,0 +1,315 @@
+"""`kerf compile`, then `kerf serve` on a read-only cache: the whole chain with a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.server.fakes import eventually
+from tests.server.test_metrics import scrape, value
+from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint, write_tiny_document
+
+from kerf_runtime.metrics import METRICS
+
+KERF = (sys.executable, "-m", "kerf_runtime.cli")
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0}
+
+
+def kerf(*arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    command = [*KERF, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, **kwargs)
+
+
+@dataclass
+class Setup:
+    """Files of one model and a cache that `kerf compile` filled."""
+
+    model: Path
+    document: Path
+    cache: Path
+    compiled: dict[str, Any]
+
+    @property
+    def options(self) -> list[str]:
+        return [
+            *("-f", str(self.document)),
+            *("--model-path", str(self.model)),
+            *("--cache-dir", str(self.cache)),
+        ]
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    root = tmp_path_factory.mktemp("tiny")
+    model = write_tiny_checkpoint(root / "model")
+    document = write_tiny_document(root / "tiny.yaml")
+    made = Setup(model, document, root / "cache", {})
+    result_file = root / "result.json"
+    done = kerf("compile", *made.options, "--result-file", result_file)
+    assert done.returncode == 0, done.stderr
+    made.compiled = json.loads(result_file.read_text())
+    return made
+
+
+class Server:
+    """A `kerf serve --json` process; ``events`` are the lines it wrote until it was ready."""
+
+    def __init__(self, *options: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*KERF, "serve", *options, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.events: list[dict[str, Any]] = []
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if self.events[-1].get("event") == "ready":
+                break
+        else:
+            raise AssertionError(self.process.stderr.read())
+        self.http = httpx.Client(base_url=self.events[-1]["url"], timeout=120)
+
+    @property
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        [engine] = [pid for pid in children.split() if "spawn_main" in _command_of(pid)]
+        return int(engine)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def end(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate(timeout=60)
+
+
+def _command_of(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.fixture(scope="module")
+def server(setup: Setup) -> Iterator[Server]:
+    """Shared: tests must leave it running."""
+    started = Server(*setup.options, "--cache-read-only")
+    yield started
+    started.end()
+
+
+def test_compiling_publishes_the_key_with_its_gate(setup):
+    compiled = setup.compiled
+    assert compiled["result"] == "published"
+    folder = setup.cache / "torch_compile_cache" / compiled["key"]
+    assert (folder / "READY").is_file()
+    assert compiled["sizeBytes"] > 0
+    assert compiled["gate"]["passed"] is True
+    counters = compiled["counters"]
+    assert (counters["dynamo_traces"], counters["graphs_seen"]) == (1, 1)
+    assert (counters["pieces_seen"], counters["capturable_pieces_seen"]) == (7, 4)
+    assert counters["inductor_compilations"] == 3
+    assert {"weights", "trace", "compile"} <= compiled["phases"].keys()
+
+
+def test_compiling_again_is_a_hit_that_compiles_nothing(setup):
+    done = kerf("compile", *setup.options, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["result"], result["key"]) == ("hit", setup.compiled["key"])
+    assert result["counters"]["dynamo_traces"] == 0
+    assert result["counters"]["inductor_compilations"] == 0
+    assert result["gate"]["passed"] is True
+
+
+def test_serving_from_the_read_only_cache_traces_and_compiles_nothing(setup, server):
+    ready = server.events[-1]
+    assert ready["cache"]["result"] == "hit"
+    assert ready["cache"]["key"] == setup.compiled["key"]
+    assert ready["counters"]["dynamo_traces"] == 0
+    assert ready["counters"]["inductor_compilations"] == 0
+    phases = [event["phase"] for event in server.events if event["event"] == "phase"]
+    assert {"import", "weights", "capture"} <= set(phases)
+
+
+def test_answers_are_the_same_streamed_in_a_batch_and_alone(server):
+    ask = {**GREEDY, "max_tokens": 12, "prompt": ["abc", "Hello", "z" * 90]}
+    together = server.http.post("/v1/completions", json=ask).json()
+    texts = [choice["text"] for choice in together["choices"]]
+    assert together["usage"] == {
+        "prompt_tokens": 98,
+        "completion_tokens": 36,
+        "total_tokens": 134,
+    }
+    with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none") as client:
+        for prompt, text in zip(ask["prompt"], texts, strict=True):
+            stream = client.completions.create(**GREEDY, prompt=prompt, max_tokens=12, stream=True)
+            assert "".join(chunk.choices[0].text for chunk in stream) == text
+        answer = client.chat.completions.create(
+            **GREEDY, messages=[{"role": "user", "content": "Hi"}], max_tokens=5
+        )
+    assert answer.usage.completion_tokens == 5
+
+
+def test_a_seed_repeats_an_answer_and_another_seed_gives_another(server):
+    def ask(seed: int) -> str:
+        body = {"model": "tiny", "prompt": "abc", "max_tokens": 20, "seed": seed}
+        return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+    first = ask(1)
+    assert ask(1) == first
+    assert any(ask(seed) != first for seed in (2, 3))
+
+
+def test_the_report_and_the_metrics_move_with_the_requests_and_agree(server):
+    before = scrape(server.http)
+    body = {**GREEDY, "prompt": ["ab", "cd", "e"], "max_tokens": 8}
+    assert server.http.post("/v1/completions", json=body).status_code == 200
+
+    def generated() -> float:
+        return value(scrape(server.http), "kerf_generation_tokens_total", model_name="tiny")
+
+    start = value(before, "kerf_generation_tokens_total", model_name="tiny")
+    eventually(lambda: generated() == start + 24)
+    samples = scrape(server.http)
+    report = server.http.get("/debug/graphs").json()
+    for row in report["dispatch_detail"]:
+        labels = {"mode": row["mode"], "size": str(row["size"]), "reason": row["reason"]}
+        assert value(samples, "kerf_dispatch_total", **labels) == row["count"]
+    assert report["dispatch"]["FULL"] >= 7
+    assert report["dispatch"]["PIECEWISE"] >= 1
+    hits = {(d["mode"], d["num_tokens"]): d["hits"] for d in report["graphs"]["descriptors"]}
+    assert hits["FULL", 4] >= 7
+    assert report["graphs"]["backend"] == "emulated"
+    assert report["graphs"]["captured"] == len(report["graphs"]["descriptors"])
+    assert value(samples, "kerf_padding_tokens_total", mode="FULL") >= 7
+    assert value(samples, "kerf_compilations_after_startup_total") == 0
+    assert value(samples, "kerf_capture_after_startup_total") == 0
+    assert report["counters"]["guards_evaluated"] == 0
+
+
+def test_a_real_engine_exports_every_metric_of_the_table(server):
+    exported = {name for name, _ in scrape(server.http)}
+    only_when_compiling = {"kerf_compile_duration_seconds_bucket"}
+    assert {spec.series for spec in METRICS.values()} - exported == only_when_compiling
+
+
+def test_bad_requests_are_refused_and_the_server_stays_up(server):
+    def status(**fields: Any) -> int:
+        body = {"model": "tiny", "prompt": "a", **fields}
+        return server.http.post("/v1/completions", json=body).status_code
+
+    headers = {"content-type": "application/json"}
+    assert server.http.post("/v1/completions", content="{", headers=headers).status_code == 400
+    assert status(max_tokens=-1) == 400
+    too_long = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 500})
+    assert too_long.status_code == 400
+    assert f"500 tokens, and the model's limit is {MAX_LENGTH}" in too_long.text
+    assert status(unknown_option=1) == 400
+    assert status(model="other") == 404
+    assert server.http.get("/ready").status_code == 200
+    assert status(max_tokens=1) == 200
+
+
+def test_a_client_that_leaves_frees_its_blocks(server):
+    body = {**GREEDY, "prompt": "abc", "stream": True, "max_tokens": 180, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+
+    def idle() -> bool:
+        samples = scrape(server.http)
+        running = value(samples, "kerf_requests_running", model_name="tiny")
+        return running == 0 and value(samples, "kerf_kv_cache_usage_ratio", model_name="tiny") == 0
+
+    eventually(idle)
+
+
+def test_sigterm_under_load_answers_what_runs_and_exits_with_0(setup):
+    server = Server(*setup.options, "--cache-read-only")
+    try:
+        engine = server.engine_pid
+        answers = []
+        body = {**GREEDY, "prompt": "abc", "max_tokens": 150, "ignore_eos": True}
+
+        def ask() -> None:
+            answers.append(server.http.post("/v1/completions", json=body))
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(answers) > 0)
+        assert len(answers) < 12
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join(10)
+        assert [answer.status_code for answer in answers] == [200] * 12
+        assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {150}
+        assert not Path(f"/proc/{engine}").exists()
+    finally:
+        server.end()
+
+
+def test_a_killed_engine_ends_the_server_with_the_reason_in_the_termination_log(setup, tmp_path):
+    log = tmp_path / "termination-log"
+    server = Server(*setup.options, "--cache-read-only", env={"KERF_TERMINATION_LOG": str(log)})
+    try:
+        os.kill(server.engine_pid, signal.SIGKILL)
+        eventually(lambda: server.http.get("/health").status_code == 503)
+        assert server.http.get("/ready").status_code == 503
+        server.process.communicate(timeout=30)
+        assert server.process.returncode == 7
+        assert "killed" in log.read_text()
+    finally:
+        server.end()
+
+
+def test_an_interrupt_while_the_engine_loads_leaves_no_process(setup, tmp_path):
+    process = subprocess.Popen(
+        [*KERF, "run", *setup.options, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert "(loading)" in process.stdout.readline()
+        eventually(lambda: _children(process.pid) != [])
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        assert "Traceback" not in output
+        assert _group(process.pid) == []
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _group(leader: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[2]) == leader and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
