@@ -360,7 +360,7 @@ class ModelDeploymentSpec(ConfigModel):
         description="When the image is pulled. Default IfNotPresent.",
     )
     image_pull_secrets: list[DnsName] = Field(
-        [], max_length=16, description="Names of Secrets for pulling the image."
+        [], max_length=16, description="Names of Secrets for pulling the image. Default: none."
     )
     suspend: bool = Field(
         False, description="Remove the pods and start no Job; claim and cache stay. Default false."
