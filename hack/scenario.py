@@ -93,6 +93,7 @@ class Scenario:
         model = build_model_image(self._builder, images.base, demo_model())
         for reference in (images.operator, images.runtime, model):
             self.node.load_image(self._builder, reference)
+        self.node.forget_images(self._builder)
         return images, model
 
     def install(self, images: Images) -> None:
@@ -385,7 +386,8 @@ def runtime_processes() -> list[str]:
                 inside = "kubepods" in (entry / "cgroup").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if inside and b"/opt/kerf/bin/kerf\0" in command:
+            # The server and, as its child, the engine; not the operator.
+            if inside and b"/opt/kerf/bin/" in command and b"kerf-operator" not in command:
                 found.append(f"process/{entry.name}")
     return found
 

@@ -164,6 +164,19 @@ class Containerd:
         listed = self._ctr("images", "ls", "--quiet", f"name=={reference}").stdout
         return reference in listed.split()
 
+    def forget_images(self, prefix: str, keep: Iterable[str]) -> list[str]:
+        """Remove images whose name begins with ``prefix`` and is not in ``keep``.
+
+        What only they needed goes from the image store and from the layout folder.
+        """
+        kept = set(keep)
+        listed = self._checked("images", "ls", "--quiet").split()
+        gone = [name for name in listed if name.startswith(prefix) and name not in kept]
+        if gone:
+            self._checked("images", "rm", *gone)
+        prune_layout(self.layout, kept)
+        return gone
+
     def import_archive(self, archive: Path) -> None:
         """Import a whole OCI archive (small images)."""
         with archive.open("rb") as file:
@@ -290,6 +303,27 @@ def blobs_of(layout: Path, descriptor: dict[str, Any]) -> list[Blob]:
     manifest = json.loads(file.read_text())
     parts = [descriptor, manifest["config"], *manifest["layers"]]
     return [Blob(part["digest"], part["size"]) for part in parts]
+
+
+def prune_layout(layout: Path, keep: Iterable[str]) -> None:
+    """Remove images that are not in ``keep`` from an OCI layout folder, with their own blobs."""
+    file = layout / "index.json"
+    if not file.exists():
+        return
+    kept = set(keep)
+    index = json.loads(file.read_text())
+    manifests = index["manifests"]
+    names = [m.get("annotations", {}).get("org.opencontainers.image.ref.name") for m in manifests]
+    index["manifests"] = [m for m, name in zip(manifests, names, strict=True) if name in kept]
+    if len(index["manifests"]) == len(manifests):
+        return
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(index))
+    partial.replace(file)
+    needed = {blob.path for m in index["manifests"] for blob in blobs_of(layout, m)}
+    for blob in (layout / "blobs").glob("*/*"):
+        if blob.relative_to(layout / "blobs") not in needed:
+            blob.unlink()
 
 
 def write_archive(

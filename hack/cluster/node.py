@@ -40,6 +40,7 @@ __all__ = ["NODE", "Node", "bring_down", "bring_up", "node"]
 NODE = "node"
 NODE_PROCESSES = ("containerd", "kubelet", "kube-proxy")
 READY_DEADLINE_S = 180.0
+PROJECT_IMAGES = "localhost/kerf/"
 PROGRAMS = ("containerd", "ctr", "runc", "bridge", "iptables", "ip")
 
 
@@ -60,6 +61,13 @@ class Node(ControlPlane):
         with step(f"exporting {reference}"):
             builder.export(reference, self.containerd.layout)
         return self.containerd.import_layout(reference)
+
+    def forget_images(self, builder: Builder) -> None:
+        """Remove images of ours that the builder no longer has; pause and DNS stay."""
+        keep = [*builder.references(PROJECT_IMAGES), PAUSE_IMAGE, addons.DNS_IMAGE]
+        gone = self.containerd.forget_images(PROJECT_IMAGES, keep)
+        if gone:
+            say(f"removed {len(gone)} old images from the node")
 
     def refill_volumes(self) -> int:
         """Make the volumes of deleted claims available again; returns how many."""

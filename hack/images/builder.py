@@ -8,6 +8,7 @@ configuration that names it, for the length of the build.  Neither ends up in th
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -126,9 +127,18 @@ class Builder:
         if result.returncode != 0:
             raise BuildError(f"exporting {tag} failed: {result.stderr.strip()}")
 
+    def references(self, prefix: str) -> list[str]:
+        """References that begin with ``prefix`` and were built here, the newest first."""
+        images = json.loads(self._checked(["images", "--json"]) or "[]")
+        images.sort(key=lambda image: str(image["createdatraw"]), reverse=True)
+        names = [name for image in images for name in image.get("names") or []]
+        return [name for name in names if name.startswith(prefix)]
+
     def remove(self, *tags: str) -> None:
-        """Remove images; layers that others use stay."""
-        self._checked(["rmi", *tags])
+        """Remove images and what only they needed of the layer cache."""
+        if tags:
+            self._checked(["rmi", *tags])
+            self._checked(["rmi", "--prune"])
 
     def _network_options(self) -> list[str]:
         if self._ca_bundle is None and self._index_url is None:

@@ -24,6 +24,8 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "runtime")
 # torch and the CUDA libraries it is linked with: 5 GB, three times (build, archive, snapshot).
 NEEDED_GB = 20.0
 BUILD_LOCK_S = 3600.0
+# Images of each kind that are kept, for going back and forth between two states of the code.
+KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ def build_images(builder: Builder, root: Path = ROOT) -> Images:
                 target=target,
                 arguments={"BASE_IMAGE": base, "REVISION": _revision(root)},
             )
+        for tag in tags.values():
+            # Every change of code leaves a tag, and every change of a lock file gigabytes.
+            builder.remove(*builder.references(f"{tag.rpartition(':')[0]}:")[KEPT:])
     return Images(operator=tags["operator"], runtime=tags["runtime"], base=base)
 
 

@@ -18,7 +18,7 @@ from hack.cluster.node import node as run_node
 from hack.cluster.portforward import port_forward
 from hack.images.builder import Builder
 from hack.images.project import Images
-from hack.scenario import NAME, NAMESPACE, Scenario
+from hack.scenario import NAME, NAMESPACE, Scenario, runtime_processes
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(3600)]
 
@@ -70,6 +70,7 @@ def test_it_becomes_ready_and_the_pod_itself_proves_the_cache_hit(scenario, job)
     assert conditions["Ready"][0] == "True"
     assert conditions["CacheHit"][0] == "True"
     assert len(scenario.serving_pods()) == 1
+    assert runtime_processes(), "what the last test looks for must be found while it is there"
 
 
 def test_the_volume_holds_exactly_the_key_that_the_status_names(scenario, node, job):
