@@ -29,9 +29,27 @@ def bench() -> None:
 @bench.command("latency")
 @document_options
 @model_path_option
-@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), help="Default: 1 and 8.")
-@click.option("--prompt-tokens", default=128, show_default=True, type=click.IntRange(2))
-@click.option("--output-tokens", default=33, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--batch",
+    "batches",
+    multiple=True,
+    type=click.IntRange(1),
+    help="Sequences; repeatable. Default: 1 and 8.",
+)
+@click.option(
+    "--prompt-tokens",
+    default=128,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Length of every prompt.",
+)
+@click.option(
+    "--output-tokens",
+    default=33,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Length of every answer.",
+)
 @click.option(
     "--repeats", default=5, show_default=True, type=click.IntRange(1), help="After one warm-up."
 )
@@ -67,7 +85,9 @@ def latency(
 @bench.command("startup")
 @document_options
 @model_path_option
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Cold and warm starts."
+)
 @_OUTPUT
 @json_option
 def startup(

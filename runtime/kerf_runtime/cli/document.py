@@ -87,15 +87,7 @@ def apply_overrides(
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"the value is not valid YAML: {error}", where=where) from None
-        target = data
-        for key in keys[:-1]:
-            target = target.setdefault(key, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"{key} has no fields", where=where)
-        if value is None:
-            target.pop(keys[-1], None)
-        else:
-            target[keys[-1]] = value
+        _put(data, keys, value)
     try:
         spec = ModelDeploymentSpec.model_validate(data)
     except ValidationError as error:
@@ -122,6 +114,18 @@ def option_paths(model: type[ConfigModel] = ModelDeploymentSpec, prefix: str = "
             yield path
         else:
             yield from option_paths(nested, f"{path}.")
+
+
+def _put(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Set a nested field, or remove it if ``value`` is None; removing creates nothing on the way."""
+    for key in keys[:-1]:
+        if value is None and key not in data:
+            return
+        data = data.setdefault(key, {})
+    if value is None:
+        data.pop(keys[-1], None)
+    else:
+        data[keys[-1]] = value
 
 
 def _resolve(path: str, *, where: str) -> list[str]:

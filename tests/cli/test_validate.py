@@ -1,0 +1,44 @@
+"""``kerf validate``."""
+
+from __future__ import annotations
+
+from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint
+
+from kerf_runtime.config import cache_key, declared_factors, load_document
+
+
+def test_a_right_document_says_its_name_and_key(kerf, document):
+    done = kerf("validate", "-f", document)
+    key = cache_key(declared_factors(load_document(document).spec, image="local"))
+    assert done.code == 0
+    assert done.out.splitlines() == ["demo: valid", "served name  demo", f"cache key    {key}"]
+
+
+def test_the_key_depends_on_the_image(kerf, document, monkeypatch):
+    before = kerf("validate", "-f", document, "--json").json["cacheKey"]
+    monkeypatch.setenv("KERF_IMAGE", "registry/kerf@sha256:1")
+    assert kerf("validate", "-f", document, "--json").json["cacheKey"] != before
+
+
+def test_a_document_that_compiles_nothing_has_no_key(kerf, document):
+    done = kerf("validate", "-f", document, "--set", "compilation.level=0")
+    assert "none (nothing is compiled)" in done.out
+
+
+def test_with_a_model_it_shows_what_will_be_in_force_and_why(kerf, document, tmp_path):
+    model = write_tiny_checkpoint(tmp_path / "model")
+    arguments = ("validate", "-f", document, "--model-path", model)
+    effective = kerf(*arguments, "--json").json["effective"]
+    assert effective["max_model_len"] == MAX_LENGTH
+    assert effective["dtype"] == "float32"
+    text = kerf(*arguments, "--set", "compilation.level=0").out
+    assert "changed      cudagraphMode FULL_AND_PIECEWISE -> FULL_DECODE_ONLY (LevelTooLow" in text
+
+
+def test_a_length_above_the_models_limit_is_refused_with_both_numbers(kerf, document, tmp_path):
+    model = write_tiny_checkpoint(tmp_path / "model")
+    done = kerf(
+        *("validate", "-f", document, "--model-path", model, "--set", "engine.maxModelLen=999")
+    )
+    assert done.code == 2
+    assert f"999 is above the model's own limit of {MAX_LENGTH}" in done.err
