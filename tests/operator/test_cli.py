@@ -1,0 +1,111 @@
+"""The command line of the operator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from kerf_operator.__main__ import cli
+from kerf_operator.errors import SettingsError
+from kerf_operator.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = str(ROOT / "examples" / "smollm2.yaml")
+
+
+def test_render_prints_what_a_resource_leads_to() -> None:
+    result = CliRunner().invoke(
+        cli, ["render", "-f", EXAMPLE, "-n", "team", "--runtime-image", "i:1"]
+    )
+    assert result.exit_code == 0, result.output
+    objects = list(yaml.safe_load_all(result.output))
+    assert [obj["kind"] for obj in objects] == [
+        "PersistentVolumeClaim",
+        "CompileCache",
+        "Job",
+        "Deployment",
+        "Service",
+    ]
+    assert {obj["metadata"]["namespace"] for obj in objects} == {"team"}
+    assert "ownerReferences" not in result.output
+    assert "&id" not in result.output
+
+
+def test_render_names_the_wrong_field(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(Path(EXAMPLE).read_text().replace("float32", "int3"))
+    result = CliRunner().invoke(cli, ["render", "-f", str(path)])
+    assert result.exit_code == 2
+    assert "engine.dtype" in result.output
+
+
+def test_crds_prints_and_writes_the_same(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(cli, ["crds"])
+    written = CliRunner().invoke(cli, ["crds", "--write", "--folder", str(tmp_path)])
+    assert written.exit_code == 0
+    names = {doc["metadata"]["name"] for doc in yaml.safe_load_all(printed.output)}
+    assert names == {"modeldeployments.kerf.dev", "compilecaches.kerf.dev"}
+    assert {
+        yaml.safe_load(path.read_text())["metadata"]["name"] for path in tmp_path.iterdir()
+    } == names
+
+
+def test_run_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "kerf_operator",
+            "run",
+            "--runtime-image",
+            "i",
+            "--kubeconfig",
+            tmp_path / "none",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 8
+    assert "--kubeconfig" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"runtime_image": ""}, "--runtime-image"),
+        ({"namespaces": ("Team",)}, "--namespace"),
+        ({"resync_seconds": 0.1}, "--resync-seconds"),
+        ({"workers": 0}, "--workers"),
+    ],
+)
+def test_wrong_settings_name_their_flag(options: dict[str, object], word: str) -> None:
+    with pytest.raises(SettingsError, match=word):
+        Settings(**{"runtime_image": "i", **options})  # type: ignore[arg-type]
+
+
+def test_nothing_shadows_the_operator_module_of_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert not (ROOT / "tests" / "operator" / "__init__.py").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", "import operator; operator.itemgetter"],
+        cwd=ROOT,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0
+
+
+def test_the_commands_that_need_no_cluster_import_no_client() -> None:
+    code = "import sys, kerf_operator.__main__; assert not {'kopf', 'kubernetes', 'torch'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
