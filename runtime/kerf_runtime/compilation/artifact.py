@@ -98,7 +98,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
         piece = folder / _PIECES / fingerprint
         try:
             wrapper = (piece / "wrapper.py").read_text()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise CompileError(f"a piece cannot be read: {error}", where=str(piece)) from error
         libraries = sorted(
             piece.glob("kernel_*.so"), key=lambda p: int(p.stem.removeprefix("kernel_"))

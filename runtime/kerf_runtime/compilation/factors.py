@@ -40,15 +40,17 @@ def _source_digest(name: str) -> str:
     """Digest of a module's source, found below its top-level package without importing its parents."""
     top, _, rest = name.partition(".")
     spec = importlib.util.find_spec(top)
-    if spec is None or spec.origin is None:
+    if spec is None:
         return "missing"
     if not rest:
-        return file_sha256(Path(spec.origin))
-    base = Path(spec.origin).parent.joinpath(*rest.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return file_sha256(path)
-    return "missing"
+        candidates = [Path(spec.origin)] if spec.origin is not None else []
+    else:
+        # A package may be spread over several folders (a namespace package has no __init__.py).
+        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+        bases = [folder.joinpath(*rest.split(".")) for folder in folders]
+        candidates = [p for b in bases for p in (b / "__init__.py", b.parent / f"{b.name}.py")]
+    found = next((path for path in candidates if path.is_file()), None)
+    return "missing" if found is None else file_sha256(found)
 
 
 def observed_factors(

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from kerf_runtime.compilation.artifact import CompiledArtifact
+from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.loader import SUPPORTED_TORCH, parse_wrapper
 from kerf_runtime.errors import CompileError, ConfigError
@@ -149,7 +150,8 @@ def compile_piece(
         options: Inductor options.
 
     Raises:
-        CompileError: Inductor failed, specialised a dynamic size, or made a wrapper the loader refuses.
+        CompileError: Inductor assumed something about the number of tokens, or made a wrapper that the
+            loader refuses.
     """
     from torch._inductor import config, standalone_compile
 
@@ -167,7 +169,7 @@ def compile_piece(
             module, list(example_values), dynamic_shapes="from_tracing_context", options={}
         )
     compilation_counter.inductor_compilations += 1
-    _check_symbols(fake_mode, example_values)
+    check_assumptions(fake_mode.shape_env, where="compiling a piece")
     if len(sources) != 1:
         raise CompileError(f"expected one wrapper from Inductor, got {len(sources)}")
     wrapper = parse_wrapper(sources[0])
@@ -177,16 +179,6 @@ def compile_piece(
         )
     libraries = tuple(_library(kernel.argument_types, kernel.source) for kernel in wrapper.kernels)
     return CompiledArtifact(sources[0], libraries, wrapper.num_inputs)
-
-
-def _check_symbols(fake_mode: Any, example_values: Sequence[Any]) -> None:
-    """A dynamic size that became a constant would silently compile for one batch size only."""
-    for value in example_values:
-        if isinstance(value, torch.SymInt) and value.node.maybe_as_int() is not None:
-            raise CompileError(
-                f"compiling specialised the dynamic size {value} to a constant",
-                hint="Something in the forward depends on the exact number of tokens",
-            )
 
 
 def _library(argument_types: Sequence[str], source: str) -> bytes:

@@ -12,7 +12,6 @@ compile.  Tested with the torch versions in ``SUPPORTED_TORCH``.
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib.machinery
 import importlib.util
 import math
@@ -38,6 +37,8 @@ _EXTERN_KERNELS: dict[str, Callable[..., Any]] = {
     "bmm": torch.bmm,
     "baddbmm": torch.baddbmm,
 }
+_BUILTINS = {"abs", "bool", "float", "int", "len", "max", "min", "range", "round", "tuple"}
+"""What a wrapper computes sizes with; whatever can reach outside of it is not among them."""
 _IGNORED_NAMES = {
     "get_args",
     "benchmark_compiled_module",
@@ -108,9 +109,13 @@ def parse_wrapper(source: str) -> WrapperSource:
         CompileError: the wrapper contains something unknown; names it.
     """
     try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise _refuse(f"text that is not Python ({error})") from error
+        return _parse(ast.parse(source))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        # ValueError: null bytes, or a kernel whose source is no literal.
+        raise _refuse(f"text that is no wrapper ({error})") from error
+
+
+def _parse(tree: ast.Module) -> WrapperSource:
     kernels: list[KernelSource] = []
     function: ast.FunctionDef | None = None
     known = _namespace()
@@ -160,7 +165,7 @@ def _check_names(function: ast.FunctionDef, known: set[str]) -> None:
     }
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if node.id not in known | stored | {"args"} and not hasattr(builtins, node.id):
+            if node.id not in known | stored | _BUILTINS | {"args"}:
                 raise _refuse(f"the name {node.id!r}")
             if node.id == "self":
                 raise _refuse("partitions")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.plan import InputRef
 from kerf_runtime.errors import CompileError, GraphBreakError
@@ -48,7 +49,8 @@ def trace_forward(model: nn.Module, arguments: dict[str, Tensor]) -> TracedGraph
 
     Raises:
         GraphBreakError: the forward does not trace into exactly one graph; shows the user's stack.
-        CompileError: a graph input that is no argument, size, parameter or buffer.
+        CompileError: a graph input that is no argument, size, parameter or buffer; or the graph holds
+            for some numbers of tokens only.
     """
     captured: list[TracedGraph] = []
 
@@ -92,6 +94,9 @@ def _describe(
     argument_names = {id(t): name for name, t in arguments.items()}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     fakes = tuple(node.meta["example_value"] for node in placeholders)
+    fake_mode = torch._guards.TracingContext.get().fake_mode
+    assert fake_mode is not None
+    check_assumptions(fake_mode.shape_env, where=f"{type(model).__name__}.forward")
 
     argument_sizes: dict[str, InputRef] = {}
     for real, fake in zip(inputs, fakes, strict=True):
@@ -129,6 +134,8 @@ def _module_names(code: list[CodeType]) -> tuple[str, ...]:
     }
     names = set()
     for item in code:
+        if item.co_filename.startswith("<frozen "):
+            continue  # part of the interpreter, whose version is a factor of its own
         path = str(Path(item.co_filename).resolve())
         if path not in by_file:
             raise CompileError(
