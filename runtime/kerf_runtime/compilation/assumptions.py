@@ -1,0 +1,56 @@
+"""What tracing and compiling assumed about the number of tokens must hold for every number.
+
+Dynamo and Inductor note each assumption about a symbolic size as a guard.  Kerf evaluates no guard at
+run time, so one that holds for the example batch only would silently give wrong results for others:
+it is refused here, with the line of the model that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from kerf_runtime.errors import CompileError
+
+__all__ = ["check_assumptions"]
+
+_TOKENS = (*range(2, 130), 255, 256, 257, 511, 512, 513, 1000, 1024, 4095, 4096, 8192, 65535, 65536)
+"""Numbers of tokens for which every assumption is evaluated; 65536 is the largest step there can be.
+
+One token is covered by the numerical gate: torch never assumes it for a dynamic size.
+"""
+_UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+
+
+def check_assumptions(shape_env: Any, *, where: str) -> None:
+    """Refuse a trace or a compilation that does not hold for every number of tokens.
+
+    Args:
+        shape_env: torch's shape environment; its only free sizes are numbers of tokens, all equal.
+        where: what was traced or compiled.
+
+    Raises:
+        CompileError: the number of tokens was specialised, restricted or branched on, or a size or a
+            number depends on the values of a tensor.
+    """
+    for guard in shape_env.guards:
+        broken = next((n for n in _TOKENS if not _holds(guard.expr, n)), None)
+        if broken is not None:
+            raise CompileError(
+                f"it depends on the number of tokens: {guard.expr} does not hold for {broken} tokens",
+                where=f"{where}: {guard.sloc.maybe_user_loc or guard.sloc}",
+                hint="Compiled code must be right for every batch: do not branch on the number of tokens, "
+                "and do not divide or fix it in a view",
+            )
+    values = [str(s) for s in shape_env.var_to_range if symbol_is_type(s, _UNBACKED)]
+    if values:
+        raise CompileError(
+            "a size or a number depends on the values of a tensor",
+            where=where,
+            hint="Remove .item(), boolean masks and nonzero from the forward: they wait for the device",
+        )
+
+
+def _holds(expression: Any, tokens: int) -> bool:
+    return bool(expression.subs(dict.fromkeys(expression.free_symbols, tokens)))
