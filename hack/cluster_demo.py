@@ -45,6 +45,8 @@ def main(keep: bool) -> None:
             say(f"left running: export KUBECONFIG={node.kubeconfig}; down: make cluster-down")
     finally:
         if not keep:
+            # A second Ctrl-C must not leave half of it: this takes a few seconds.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             with timings.step("node down"):
                 nodes.bring_down(cache)
     timings.rows.append(("total", time.monotonic() - began))

@@ -27,6 +27,7 @@ from hack.cluster.versions import GROUPS, TOOLS, Group, Tool, architecture, pars
 __all__ = ["Binaries", "cache_folder"]
 
 VERSION_DEADLINE_S = 20.0
+_said: set[str] = set()
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -128,6 +129,9 @@ class Binaries:
         version = parse_version(result.stdout or result.stderr)
         if version is None or not tool.accepts(version):
             shown = ".".join(map(str, version)) if version else "unknown"
-            say(f"{tool.name} from {where} has version {shown}, which does not fit: not used")
+            text = f"{tool.name} from {where} has version {shown}, which does not fit: not used"
+            if text not in _said:
+                _said.add(text)
+                say(text)
             return False
         return True

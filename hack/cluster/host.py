@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hack.cluster.errors import ClusterError, PrerequisiteError
+from hack.cluster.processes import start_time
 from hack.cluster.progress import step
+from hack.cluster.waiting import wait_until
 
 __all__ = ["Before", "require_programs", "require_root", "unmount_below"]
 
@@ -157,6 +160,23 @@ class Before:
         """Read what ``save`` wrote."""
         return Before(**json.loads(file.read_text()))
 
+    def kill_pods(self) -> int:
+        """Kill what still runs in pods' cgroups that were not there; returns how many processes.
+
+        Only needed where containerd was killed: its containers live on without it.
+        """
+        ours = [cgroup for cgroup in _pod_cgroups() if str(cgroup) not in self.cgroups]
+        # With cgroups v1 a process is in one hierarchy per controller, and so found many times.
+        found = {pid for cgroup in ours for pid in _processes_in(cgroup)}
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: not any(_processes_in(cgroup) for cgroup in ours),
+            what="the processes of pods to end",
+            deadline_s=20,
+        )
+        return len(found)
+
     def restore(self) -> None:
         """Put settings back, and remove folders and cgroups that were not there."""
         for name, value in self.sysctls.items():
@@ -219,6 +239,13 @@ def _pod_cgroups() -> list[Path]:
     # One hierarchy per controller (v1), or one for all (v2).
     root = Path("/sys/fs/cgroup")
     return [path for path in (root / "kubepods", *root.glob("*/kubepods")) if path.is_dir()]
+
+
+def _processes_in(cgroup: Path) -> list[int]:
+    files = [cgroup / "cgroup.procs", *cgroup.rglob("cgroup.procs")]
+    listed = (int(pid) for file in files for pid in file.read_text().split())
+    # A zombie that nobody buries stays listed for ever.
+    return [pid for pid in listed if start_time(pid) is not None]
 
 
 def _remove_cgroup(cgroup: Path) -> None:

@@ -163,10 +163,12 @@ def _bring_down(instance: Instance, cache: Path, processes: Processes) -> None:
     processes.stop("containerd")
     shims = containerd.kill_left_over_shims()
     controlplane.stop(processes)
+    before = host.Before.load(instance.machine_before) if instance.has_node else None
+    if before and (killed := before.kill_pods()):
+        say(f"killed {killed} processes of pods whose containerd was gone")
     mounts = host.unmount_below(instance.state)
     chains = 0
-    if instance.has_node:
-        before = host.Before.load(instance.machine_before)
+    if before:
         chains = netfilter.remove_new_chains(before.chains)
         before.restore()
     for link in (instance.pod_bridge, instance.node_bridge):

@@ -6,18 +6,21 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from hack.cluster import BuildError, ClusterError, PrerequisiteError, download, gobuild, versions
+from hack.cluster import binaries as binaries_module
 from hack.cluster.binaries import Binaries
 from hack.cluster.versions import GROUPS, KUBERNETES_VERSION, TOOLS, Group, Tool, architecture
 
 
 @pytest.fixture(autouse=True)
-def _no_host_is_remembered_as_unreachable(monkeypatch):
+def _nothing_is_remembered_from_other_tests(monkeypatch):
     monkeypatch.setattr(download, "_unreachable", {})
+    monkeypatch.setattr(binaries_module, "_said", set())
 
 
 def program(folder: Path, name: str, version: str) -> Path:
@@ -218,3 +221,13 @@ def test_every_go_change_changes_the_folders_name(tmp_path, broken_group):
     assert gobuild.build_folder(tmp_path, broken_group, "go1.26.9") != before
     (broken_group.sources / "go.sum").write_text("")
     assert gobuild.build_folder(tmp_path, broken_group, "go1.26.8") != before
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="needs Go")
+def test_two_that_ask_at_once_build_once(tmp_path, broken_group, capsys):
+    main = broken_group.sources / "main.go"
+    main.write_text("package main\n\nfunc main() { println(1) }\n")
+    with ThreadPoolExecutor(2) as pool:
+        folders = set(pool.map(lambda _: gobuild.build(tmp_path / "cache", broken_group), range(2)))
+    assert len(folders) == 1
+    assert capsys.readouterr().err.count("built broken") == 1
