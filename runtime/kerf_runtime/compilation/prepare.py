@@ -194,11 +194,14 @@ def _compile(
     progress: Progress,
 ) -> tuple[PreparedModel, tuple[str, ...]]:
     """Compile into ``folder``, load from there and pass the numerical gate."""
+    progress("trace", "importing the compiler", None)
+    started = time.perf_counter()
     # Imported here: a warm start must not pay for Dynamo and Inductor.
     from kerf_runtime.compilation.compiler import compile_model
     from kerf_runtime.compilation.gate import check_numerics, tolerance_for
     from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
+    importing = time.perf_counter() - started
     compiled = compile_model(
         loaded.model,
         splitting_ops=effective.splitting_ops,
@@ -224,5 +227,6 @@ def _compile(
             tolerance=tolerance_for(getattr(torch, effective.dtype.value)),
         )
     timings = {**compiled.timings, "parity": time.perf_counter() - started}
+    timings["trace"] += importing  # seconds that are part of every compiling start
     prepared = PreparedModel(loaded.model, effective.level, artifact, timings, result.to_json())
     return prepared, compiled.sources
