@@ -75,7 +75,7 @@ def play(core: ScriptedCore, *messages: ServerMessage) -> list[EngineMessage]:
 
     def send(message: EngineMessage) -> None:
         sent.append(message)
-        if isinstance(message, Stats) and not core.has_work:
+        if isinstance(message, Stats) and not core.has_work and len(sent) > 1:
             outside.send(msgspec.msgpack.encode(Shutdown()))
 
     deliver()
@@ -88,6 +88,10 @@ def play(core: ScriptedCore, *messages: ServerMessage) -> list[EngineMessage]:
 
 def add(name: str, tokens: int) -> AddRequest:
     return AddRequest(name, [1], SamplingParams(max_tokens=tokens))
+
+
+def test_numbers_are_sent_before_anything_else() -> None:
+    assert play(ScriptedCore(), add("a", 1))[0] == Stats({"running": 0})
 
 
 def test_tokens_are_sent_step_by_step_and_numbers_when_the_work_is_done() -> None:
@@ -111,7 +115,7 @@ def test_an_abort_takes_effect_before_the_next_step() -> None:
 
 
 def test_shutdown_leaves_the_rest_undone() -> None:
-    assert play(ScriptedCore(), add("a", 5), Shutdown()) == []
+    assert play(ScriptedCore(), add("a", 5), Shutdown()) == [Stats({"running": 0})]
 
 
 def test_a_failing_step_is_not_swallowed() -> None:

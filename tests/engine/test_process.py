@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,11 +19,10 @@ from tests.engine.engines import GREEDY, engine_args
 
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.client import EngineClient
-from kerf_runtime.engine.failures import error_of
+from kerf_runtime.engine.failures import describe_death, describe_failure, error_of
 from kerf_runtime.engine.messages import AddRequest, SamplingParams
 from kerf_runtime.errors import EngineError, KerfError, ModelError, RequestError
 
-ROOT = Path(__file__).parents[2]
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
@@ -95,7 +95,7 @@ def test_closing_a_stream_aborts_the_request_and_frees_its_blocks(tiny_path: Pat
             stream = client.generate(AddRequest("a", [1] * 20, LONG))
             assert len((await anext(stream)).token_ids) == 1
             await stream.aclose()
-            await until(lambda: client.stats["requests_finished"].get("abort") == 1)
+            await until(lambda: client.stats.get("requests_finished", {}).get("abort") == 1)
             assert client.stats["kv_blocks_used"] == 0
             assert client.stats["requests_running"] == 0
 
@@ -185,13 +185,11 @@ def test_closing_ends_the_process_whatever_it_does(tiny_path: Path, moment: str)
 
 
 PARENT = """
-import asyncio, sys
-from pathlib import Path
+import asyncio, pickle, sys
 from kerf_runtime.engine.client import EngineClient
-from tests.engine.engines import engine_args
 
 async def main():
-    client = EngineClient(engine_args(Path(sys.argv[1])))
+    client = EngineClient(pickle.loads(bytes.fromhex(sys.argv[1])))
     await client.start()
     if sys.argv[2] == "ready":
         await client.wait_started()
@@ -211,11 +209,10 @@ def test_the_engine_ends_with_its_parent_however_that_ends(
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(tiny_path), when],
+        [sys.executable, str(script), pickle.dumps(engine_args(tiny_path)).hex(), when],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert parent.stdout is not None
     with parent:
@@ -224,14 +221,13 @@ def test_the_engine_ends_with_its_parent_however_that_ends(
         parent.send_signal(how)
         parent.wait(20)
         deadline = time.monotonic() + 20
-        while is_alive(int(pid)) or Path(folder).exists():
+        # Before its first line the engine cannot remove the folder: its end is all that is promised.
+        while is_alive(int(pid)) or (when == "ready" and Path(folder).exists()):
             assert time.monotonic() < deadline, "the engine outlived its parent"
             time.sleep(0.05)
 
 
 def test_errors_survive_the_way_between_the_processes() -> None:
-    from kerf_runtime.engine.failures import describe_death, describe_failure
-
     ours = ModelError("no weights", where="/model", hint="copy them")
     assert repr(error_of(describe_failure(ours))) == repr(ours)
     try:

@@ -173,6 +173,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until ``Shutdown`` arrives."""
+        self._send_stats()
         while self._read(wait=not self._core.has_work):
             if self._core.has_work:
                 outputs = self._core.step()

@@ -1,0 +1,148 @@
+"""SmolLM2-135M-Instruct answers exactly as transformers does with the same dequantised weights.
+
+21 prompts of 1 to 700 tokens, 32 greedy tokens each, float32; alone and batched (with chunked
+prefill), at level 0 and level 3, with and without recorded graphs.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.engines import engine_args, generate, greedy_reference, started
+from tests.models.checkpoints import smollm2_path
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.engine.core import EngineCore
+from kerf_runtime.engine.messages import AddRequest, SamplingParams
+from kerf_runtime.models import load_tokenizer, read_model_config
+from kerf_runtime.models.checkpoint import find_checkpoint
+from kerf_runtime.models.llama.weights import halves_from_pairs
+from kerf_runtime.models.sources import open_source
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 350, 512, 700)
+ANSWER = 32
+GREEDY = SamplingParams(max_tokens=ANSWER, ignore_eos=True)
+ENGINE = {
+    "maxModelLen": 768,
+    "maxNumSeqs": 8,
+    "maxNumBatchedTokens": 256,
+    "kvCacheMemory": "512Mi",
+}
+
+pytestmark = pytest.mark.slow
+
+
+def transformers_model() -> LlamaForCausalLM:
+    """transformers' Llama with the weights of the GGUF file, expanded to float32."""
+    path = smollm2_path()
+    config = read_model_config(path)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                vocab_size=config.vocab_size,
+                max_position_embeddings=config.max_position_embeddings,
+                rms_norm_eps=config.rms_norm_eps,
+                rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+                tie_word_embeddings=True,
+            )
+        )
+    names = {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    state = {}
+    with open_source(find_checkpoint(path)) as source:
+        for name in source.names():
+            stem, layer = name.removesuffix(".weight"), ""
+            if stem.startswith("blk."):
+                _, index, stem = stem.split(".")
+                layer = f"model.layers.{index}."
+            tensor = source.read(name)
+            if stem in heads:
+                tensor = halves_from_pairs(tensor, heads[stem])
+            state[f"{layer}{names[stem]}.weight"] = tensor
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, assign=True)
+    # Not a parameter, so not in the state: made anew on the CPU.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Pieces of a real text, and lengths around every border: blocks, graphs, chunks."""
+    tokenizer = load_tokenizer(smollm2_path())
+    text = tokenizer.encode((ROOT / "LICENSE").read_text())
+    places = random.Random(1)
+    starts = [places.randrange(len(text) - length) for length in LENGTHS]
+    return [text[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def answers(prompts: list[list[int]]) -> list[list[int]]:
+    """By transformers, computed once."""
+    return greedy_reference(transformers_model(), prompts, ANSWER)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(0, "NONE"), (0, "FULL_DECODE_ONLY"), (3, "NONE"), (3, "FULL_AND_PIECEWISE")],
+    ids=lambda p: f"level {p[0]} {p[1]}",
+)
+def core(request: pytest.FixtureRequest, compile_cache: Path) -> EngineCore:
+    level, mode = request.param
+    args = engine_args(smollm2_path(), level=level, mode=mode, cache=compile_cache, engine=ENGINE)
+    return started(args)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["batched", "alone"])
+def test_answers_are_those_of_transformers(
+    core: EngineCore, prompts: list[list[int]], answers: list[list[int]], together: bool
+) -> None:
+    assert core.report()["effective"]["changes"] == []
+    assert generate(core, prompts, GREEDY, together=together) == answers
+
+
+def test_nothing_is_compiled_or_captured_while_requests_come_and_go(
+    core: EngineCore, prompts: list[list[int]]
+) -> None:
+    chance = random.Random(5)
+    waiting = [
+        AddRequest(
+            str(i), prompt[: chance.randint(1, 90)], SamplingParams(max_tokens=chance.randint(1, 6))
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    with compilation_counter.expect(
+        dynamo_traces=0,
+        inductor_compilations=0,
+        graphs_captured=0,
+        guards_evaluated=0,
+        compilations_after_startup=0,
+        captures_after_startup=0,
+    ):
+        while waiting or core.has_work:
+            for _ in range(min(len(waiting), chance.randint(0, 3))):
+                core.add(waiting.pop())
+            core.step()
+    assert core.stats()["kv_blocks_used"] == 0
