@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from tests.operator.conftest import OperatorProcess, Place
 
@@ -14,7 +17,8 @@ pytestmark = pytest.mark.control_plane
 def test_an_idle_cluster_sees_no_write(
     place: Place, run_operator: Callable[..., OperatorProcess]
 ) -> None:
-    operator = run_operator(place.name, "--resync-seconds", "1")
+    metrics = _free_port()
+    run_operator(place.name, "--resync-seconds=1", f"--metrics-port={metrics}")
     place.create(
         resources={"requests": {"cpu": 1, "memory": "1024Mi"}, "limits": {"memory": "0.5Ti"}}
     )
@@ -24,11 +28,24 @@ def test_an_idle_cluster_sees_no_write(
         "the last reconciles are over",
         lambda: _versions(place) == (_pause(place) or _versions(place)),
     )
-    before, size = _versions(place), operator.log.stat().st_size
+    before, requests = _versions(place), _requests(metrics)
     looks = place.stand_in.steps
     place.wait("about 4 s pass, several resyncs", lambda: place.stand_in.steps > looks + 35)
     assert _versions(place) == before
-    assert b"apply" not in operator.log.read_bytes()[size:]
+    after = _requests(metrics)
+    assert after.pop("get") > requests.pop("get"), "the operator did not look"
+    assert after == requests, "the operator wrote"
+
+
+def _requests(port: int) -> dict[str, float]:
+    """Requests of the operator by verb."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    found: dict[str, float] = {}
+    for verb, count in re.findall(
+        r'kerf_operator_api_requests_total\{.*verb="(\w+)"\} (\S+)', text
+    ):
+        found[verb] = found.get(verb, 0) + float(count)
+    return found
 
 
 def _pause(place: Place) -> None:
@@ -80,3 +97,71 @@ def test_the_operator_stops_in_order_when_it_is_asked_to(
     place.create()
     place.wait_ready()
     assert operator.stop() == 0
+
+
+def test_an_api_server_that_restarts_loses_nothing(
+    place: Place, run_operator: Callable[..., OperatorProcess]
+) -> None:
+    operator = run_operator(place.name)
+    place.behaviour.hold_jobs = True
+    place.create()
+    place.wait_reason("Compiling")
+    place.plane.restart_api_server()
+    place.behaviour.hold_jobs = False
+    place.wait_ready(seconds=90)
+    assert operator.process.poll() is None
+    assert len(place.list("Job")) == 1
+
+
+def test_two_operators_at_once_duplicate_nothing(
+    place: Place, run_operator: Callable[..., OperatorProcess]
+) -> None:
+    for _ in "12":
+        run_operator(place.name)
+    place.create(replicas=2)
+    place.wait_ready(seconds=60)
+    place.wait_reason("Hit", "CacheHit")
+    assert len(place.list("Job")) == 1
+    assert len(place.list("CompileCache")) == 1
+    assert len(place.list("ReplicaSet")) == 1
+    told = [
+        e["reason"] for e in place.list("Event") if e["involvedObject"]["kind"] == "ModelDeployment"
+    ]
+    assert len(told) == len(set(told))
+
+
+def test_the_ports_answer(place: Place, run_operator: Callable[..., OperatorProcess]) -> None:
+    liveness, metrics = _free_port(), _free_port()
+    run_operator(place.name, f"--liveness-port={liveness}", f"--metrics-port={metrics}")
+    place.create()
+    place.wait_ready()
+    health = httpx.get(f"http://127.0.0.1:{liveness}/healthz")
+    assert health.status_code == 200
+    assert "queue" in health.json()
+    text = httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+    for name in (
+        "kerf_operator_reconcile_total",
+        "kerf_operator_reconcile_duration_seconds_bucket",
+        "kerf_operator_queue_depth",
+        "kerf_operator_active_workers",
+        "kerf_operator_last_watch_event_timestamp_seconds",
+        "kerf_operator_api_requests_total",
+        "kerf_modeldeployment_info",
+        "kerf_modeldeployment_condition",
+        "kerf_modeldeployment_compile_jobs_total",
+        "kerf_modeldeployment_compile_duration_seconds",
+        "kerf_modeldeployment_cache_bytes",
+        "kerf_modeldeployment_replicas",
+    ):
+        assert f"\n{name}{{" in text or f"\n{name} " in text, name
+    place.api.delete_any("ModelDeployment", "smollm2", namespace=place.name)
+    place.wait(
+        "its series are gone",
+        lambda: place.name not in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
