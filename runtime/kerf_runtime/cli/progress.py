@@ -6,6 +6,7 @@ Progress goes to standard error, so that standard output stays for results.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["JsonProgress", "LiveProgress", "PhaseProgress", "PlainProgress", "open_progress"]
 
 _PLAIN_INTERVAL_SECONDS = 5.0
+_JSON_INTERVAL_SECONDS = 0.5
 
 
 class PhaseProgress(Protocol):
@@ -88,21 +90,47 @@ class _Phases:
 
 
 class PlainProgress(_Phases):
-    """One line when a phase ends, and one every few seconds while it runs."""
+    """One line when a phase ends, and one every few seconds while it runs.
+
+    A thread writes the latter: a compiler may say nothing for a minute.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = 0.0
+        self._now = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name="kerf-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _repeat(self) -> None:
+        said = ""
+        while not self._over.wait(_PLAIN_INTERVAL_SECONDS):
+            if self._phase is None:
+                continue
+            line = f"  {self._now} ({time.monotonic() - self._since:.0f} s so far)"
+            if line != said:
+                click.echo(line, err=True)
+                said = line
 
     def _began(self, phase: str, detail: str) -> None:
-        self._said = time.monotonic()
+        self._now = f"{phase} {detail}".rstrip()
 
     def _went_on(self, phase: str, detail: str, fraction: float | None) -> None:
-        if time.monotonic() - self._said < _PLAIN_INTERVAL_SECONDS:
-            return
-        self._said = time.monotonic()
         share = "" if fraction is None else f" {fraction:.0%}"
-        click.echo(f"  {phase}{share} {detail}".rstrip(), err=True)
+        self._now = f"{phase}{share} {detail}".rstrip()
 
     def _ended(self, phase: str, seconds: float) -> None:
         if phase != "ready":
@@ -110,10 +138,20 @@ class PlainProgress(_Phases):
 
 
 class JsonProgress(_Phases):
-    """One JSON line on standard output when a phase begins and when it ends."""
+    """JSON lines on standard output: a phase begins, goes on (twice a second at most), ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = 0.0
 
     def _began(self, phase: str, detail: str) -> None:
+        self._said = time.monotonic()
         echo_json({"event": "phase", "phase": phase, "detail": detail})
+
+    def _went_on(self, phase: str, detail: str, fraction: float | None) -> None:
+        if time.monotonic() - self._said >= _JSON_INTERVAL_SECONDS:
+            self._said = time.monotonic()
+            echo_json({"event": "progress", "phase": phase, "detail": detail, "fraction": fraction})
 
     def _ended(self, phase: str, seconds: float) -> None:
         echo_json({"event": "phase_done", "phase": phase, "seconds": round(seconds, 4)})
