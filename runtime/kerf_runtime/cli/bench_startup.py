@@ -7,6 +7,7 @@ an empty cache folder, a warm run the one that the cold run before it filled.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,12 +57,14 @@ def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict
         *(sys.executable, "-m", "kerf_runtime.cli", "serve", "-f", str(file)),
         *("--model-path", str(model_path), "--cache-dir", str(cache), "--port", "0", "--json"),
     ]
+    log = cache.with_suffix(".log")
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        )
     try:
-        url = _wait_ready(process)
+        url = _wait_ready(process, log)
         ready = time.monotonic() - started
         body = {"model": model, "prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0}
         with httpx.Client(base_url=url, timeout=120) as http:
@@ -69,7 +72,7 @@ def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict
             first_token = time.monotonic() - started
             report = http.get("/debug/graphs").json()
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         try:
             process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
@@ -84,7 +87,7 @@ def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict
     }
 
 
-def _wait_ready(process: subprocess.Popen[str]) -> str:
+def _wait_ready(process: subprocess.Popen[str], log: Path) -> str:
     """Read the server's events until it is ready; its address."""
     assert process.stdout is not None
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -95,8 +98,7 @@ def _wait_ready(process: subprocess.Popen[str]) -> str:
         if "error" in event or time.monotonic() > deadline:
             break
     process.kill()
-    _, errors = process.communicate()
-    raise EngineError(f"the server did not become ready: {errors.strip()[-500:]}")
+    raise EngineError(f"the server did not become ready: {log.read_text().strip()[-500:]}")
 
 
 def print_table(result: dict[str, Any]) -> None:

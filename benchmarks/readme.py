@@ -1,0 +1,118 @@
+"""Writes benchmarks/README.md from the records in benchmarks/results: numbers are never typed.
+
+``python -m benchmarks.readme`` writes the file, ``--check`` fails if it is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kerf_runtime.cli.bench_record import spread_text
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TARGET = Path(__file__).resolve().parent / "README.md"
+
+_INTRODUCTION = """# Benchmarks
+
+<!-- Written by benchmarks/readme.py from benchmarks/results; do not edit. -->
+
+`make bench` runs the programs (`kerf bench latency`, `kerf bench startup`) with the demo's model and records
+machine, versions, command, median and spread in `results/*.json`. Every cell is `median (min to max)`.
+Configurations of one record ran side by side in the same minutes, so their *ratios* mean something on a shared
+machine; the absolute times belong to that machine. Benchmarks are never tests. What was tried and did not help
+is in [NOTES.md](NOTES.md).
+"""
+
+
+def render(results: Path = RESULTS) -> str:
+    """The whole document."""
+    parts = [_INTRODUCTION]
+    for path in sorted(results.glob("*.json")):
+        record = json.loads(path.read_text())
+        parts.append("\n".join(_section(path, record)))
+    return "\n".join(parts)
+
+
+def write_readme() -> None:
+    """Bring README.md up to date."""
+    TARGET.write_text(render())
+
+
+def main() -> int:
+    """Write, or with ``--check`` compare."""
+    if "--check" in sys.argv[1:]:
+        if TARGET.read_text() != render():
+            print(
+                "benchmarks/README.md is out of date: run python -m benchmarks.readme",
+                file=sys.stderr,
+            )
+            return 1
+        return 0
+    write_readme()
+    return 0
+
+
+def _section(path: Path, record: dict[str, Any]) -> Iterator[str]:
+    machine, versions = record["machine"], record["versions"]
+    yield f"## {record['program']}: {record['model']}"
+    yield ""
+    yield (
+        f"{record['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {machine['memoryGiB']} GiB, "
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}. "
+        f"Record: [{path.name}](results/{path.name}). Command: `{' '.join(record['command'])}`"
+    )
+    yield ""
+    yield from _TABLES[record["program"]](record)
+    yield ""
+
+
+def _latency(record: dict[str, Any]) -> Iterator[str]:
+    workload = record["workload"]
+    base = {r["batch"]: r for r in record["results"] if r["configuration"] == "level 0"}
+    yield (
+        f"Prompts of {workload['prompt_tokens']} tokens, answers of {workload['output_tokens']}, greedy, "
+        f"{workload['repeats']} runs. Speed-up is the ratio of medians to level 0."
+    )
+    yield ""
+    yield (
+        "| configuration | batch | prefill ms | speed-up | decode step ms | speed-up | same tokens as level 0 |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for row in record["results"]:
+        cells = [row["configuration"], str(row["batch"])]
+        for field in ("prefillSeconds", "decodeStepSeconds"):
+            ratio = base[row["batch"]][field]["median"] / row[field]["median"]
+            cells += [spread_text(row[field], 1e3), f"{ratio:.2f}"]
+        cells.append("yes" if row["sameTokensAsBaseline"] else "no")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _startup(record: dict[str, Any]) -> Iterator[str]:
+    cold, warm = record["results"]
+    yield f"{cold['ready']['runs']} starts each, alternating; seconds."
+    yield ""
+    yield "| phase | cold (empty cache) | warm (filled cache) |"
+    yield "|---|---|---|"
+    phases = dict.fromkeys([*cold["phases"], *warm["phases"]])
+    phases.pop("ready", None)
+    for name in phases:
+        cells = [part["phases"].get(name) for part in (cold, warm)]
+        yield f"| {name} | {' | '.join('-' if c is None else spread_text(c) for c in cells)} |"
+    for label, field in (("process to ready", "ready"), ("process to first token", "firstToken")):
+        yield f"| **{label}** | {spread_text(cold[field])} | {spread_text(warm[field])} |"
+    for label, counter in (("traces", "dynamo_traces"), ("compilations", "inductor_compilations")):
+        yield f"| {label} | {cold['counters'][counter]} | {warm['counters'][counter]} |"
+
+
+_TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+    "kerf bench latency": _latency,
+    "kerf bench startup": _startup,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
