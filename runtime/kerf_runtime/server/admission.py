@@ -19,6 +19,7 @@ from kerf_runtime.server.schema import (
     CompletionRequest,
     SamplingFields,
     check_extra_fields,
+    check_text,
 )
 from kerf_runtime.server.state import ChatTokenizer, ServerState
 
@@ -61,7 +62,7 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
     token_lists = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            token_lists.append(await _encode(tokenizer, prompt, special=True))
+            token_lists.append(await _encode(tokenizer, prompt, special=True, where="prompt"))
         else:
             token_lists.append(_check_tokens(prompt, started.vocab_size, where="prompt"))
     limit = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -77,7 +78,7 @@ async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
     """
     tokenizer, started = _check_servable(state, body)
     text = tokenizer.apply_chat_template([message.to_template() for message in body.messages])
-    tokens = await _encode(tokenizer, text, special=False)
+    tokens = await _encode(tokenizer, text, special=False, where="messages")
     limit = body.limit
     return _admitted(
         "chatcmpl",
@@ -133,7 +134,8 @@ def _check_servable(state: ServerState, body: SamplingFields) -> tuple[ChatToken
     return state.tokenizer, started
 
 
-async def _encode(tokenizer: ChatTokenizer, text: str, *, special: bool) -> list[int]:
+async def _encode(tokenizer: ChatTokenizer, text: str, *, special: bool, where: str) -> list[int]:
+    check_text(text, where=where)
     if len(text) <= _INLINE_CHARACTERS:
         return tokenizer.encode(text, special)
     return await asyncio.to_thread(tokenizer.encode, text, special)

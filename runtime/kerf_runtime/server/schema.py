@@ -22,6 +22,7 @@ __all__ = [
     "SamplingFields",
     "StreamOptions",
     "check_extra_fields",
+    "check_text",
 ]
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -126,6 +127,8 @@ class SamplingFields(BaseModel):
             raise RequestError(f"{len(stops)} stop strings; at most 16 are allowed", where="stop")
         if "" in stops:
             raise RequestError("a stop string is empty", where="stop", hint="Leave it out")
+        for stop in stops:
+            check_text(stop, where="stop")
         return stops
 
     def sampling(self, *, max_tokens: int) -> SamplingParams:
@@ -221,6 +224,21 @@ class ChatRequest(SamplingFields):
     def limit(self) -> int | None:
         """Most tokens of the answer, whichever name was used."""
         return self.max_completion_tokens or self.max_tokens
+
+
+def check_text(text: str, *, where: str) -> None:
+    """Refuse half surrogate pairs: JSON can write them (``\\ud800``), but they are no characters.
+
+    Raises:
+        RequestError: there is one in ``text``.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text has half a surrogate pair at character {error.start}, which is no character",
+            where=where,
+        ) from None
 
 
 def check_extra_fields(request: SamplingFields) -> None:
