@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.server.fakes import COUNTERS, FakeClient, eventually
 
+from hack import metrics_docs
 from kerf_runtime.engine.messages import Failed
 from kerf_runtime.metrics import METRICS
 from kerf_runtime.stats import EngineStats, Histogram
@@ -228,3 +229,7 @@ def test_a_histogram_counts_up_to_and_including_its_bounds(seconds, index):
     histogram.observe(seconds)
     assert histogram.counts == [int(i == index) for i in range(3)]
     assert histogram.sum == seconds
+
+
+def test_the_document_is_the_one_that_the_table_gives():
+    assert metrics_docs.TARGET.read_text() == metrics_docs.render()
