@@ -88,7 +88,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
     """
     try:
         plan = StitchPlan.from_json(json.loads((folder / _GRAPH / "plan.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CompileError(
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error

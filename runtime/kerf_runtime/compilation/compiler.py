@@ -21,6 +21,7 @@ from kerf_runtime.compilation.inductor import (
 from kerf_runtime.compilation.plan import StitchPlan, build_plan
 from kerf_runtime.compilation.split import Piece, resolve_splitting_ops, split_graph
 from kerf_runtime.compilation.trace import count_guard_evaluations, trace_forward
+from kerf_runtime.errors import ConfigError
 
 __all__ = ["CompiledModel", "Progress", "compile_model"]
 
@@ -53,7 +54,7 @@ def compile_model(
     Raises:
         GraphBreakError: the forward is not one graph.
         CompileError: a piece cannot be compiled for a symbolic number of tokens.
-        ConfigError: an unknown splitting op or Inductor option.
+        ConfigError: an unknown Inductor option, or a splitting op that is unknown or never called.
     """
     check_torch_version()
     ops = resolve_splitting_ops(splitting_ops)
@@ -74,6 +75,12 @@ def compile_model(
     lap("trace")
     progress("split", "cutting at " + (", ".join(splitting_ops) or "nothing"), None)
     split = split_graph(traced.module, ops)
+    if ops and not any(piece.is_splitting for piece in split.pieces):
+        raise ConfigError(
+            f"the forward of {type(model).__name__} calls none of {', '.join(splitting_ops)}",
+            where="compilation.splittingOps",
+            hint="Name operators as the model calls them (torch.ops.namespace.name), or an empty list",
+        )
     fingerprints = {piece.name: fingerprint_piece(piece.module) for piece in split.compilable}
     plan = build_plan(traced, split, fingerprints, tuple(arguments))
     lap("split")

@@ -8,9 +8,13 @@ guards: a straight line of calls.
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +23,16 @@ from torch import Tensor, fx
 from kerf_runtime.errors import CompileError
 
 if TYPE_CHECKING:
-    from kerf_runtime.compilation.split import SplitGraph
+    from kerf_runtime.compilation.split import Piece, SplitGraph
     from kerf_runtime.compilation.trace import TracedGraph
 
 __all__ = ["InputRef", "PlanStep", "StitchPlan", "build_plan", "stitch", "stitched_source"]
+
+
+_VALUE = re.compile(r"[iv]\d+")
+"""Names of values: inputs of the graph and results of steps."""
+_TARGET = re.compile(r"[\w:.]+")
+"""Fingerprints and operators."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +86,12 @@ class StitchPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StitchPlan:
-        """The plan stored by ``to_json``."""
-        return cls(
+        """The plan stored by ``to_json``.
+
+        Raises:
+            ValueError, KeyError, TypeError: the data is no plan that can be run.
+        """
+        plan = cls(
             arguments=tuple(data["arguments"]),
             inputs=tuple((name, InputRef(**ref)) for name, ref in data["inputs"]),
             steps=tuple(
@@ -92,6 +106,31 @@ class StitchPlan:
             ),
             result=data["result"],
         )
+        plan._check()
+        return plan
+
+    def _check(self) -> None:
+        """Every name is a name, and every value is there before it is used."""
+        kinds = {"argument", "state", "size"}
+        if not all(name.isidentifier() and not iskeyword(name) for name in self.arguments):
+            raise ValueError(f"arguments {self.arguments} are no names")
+        for name, ref in self.inputs:
+            if ref.kind not in kinds or (ref.kind != "state" and ref.name not in self.arguments):
+                raise ValueError(f"input {name} comes from nowhere: {ref}")
+            if not isinstance(ref.dim, int):
+                raise ValueError(f"input {name} has no dimension: {ref}")
+        known = {name for name, _ in self.inputs}
+        for step in self.steps:
+            used = {value for kind, value in step.inputs if kind == "value"}
+            if step.kind not in ("piece", "op") or not _TARGET.fullmatch(step.target):
+                raise ValueError(f"step {step.name} calls nothing: {step.kind} {step.target}")
+            if not used <= known:
+                raise ValueError(f"step {step.name} uses {used - known}, which nothing computed")
+            known.update(step.outputs)
+        if self.result not in known:
+            raise ValueError(f"the result {self.result} is not computed")
+        if not all(isinstance(name, str) and _VALUE.fullmatch(name) for name in known):
+            raise ValueError(f"the values {known} are not all named as values are")
 
 
 def build_plan(
@@ -120,34 +159,31 @@ def build_plan(
         values[node] = f"i{index}"
         inputs.append((f"i{index}", ref))
 
-    outputs: dict[fx.Node, list[fx.Node | None]] = {}
-    for node in split.module.graph.nodes:
-        if node.op == "call_module":
-            outputs[node] = _unpacked(node, pieces[str(node.target)].module)
+    counter = itertools.count()
+
+    def fresh() -> str:
+        return f"v{next(counter)}"
+
     result = ""
-    counter = 0
     for node in split.module.graph.nodes:
         if node.op == "call_module":
             piece = pieces[str(node.target)]
-            names = []
-            for out in outputs[node]:
-                name = f"v{counter}"
-                counter += 1
-                names.append(name)
-                if out is not None:
-                    values[out] = name
             refs = [("value", values[arg]) for arg in node.args]
             if piece.is_splitting:
-                steps.append(_op_step(piece.name, piece.module, refs, tuple(names)))
+                step, names = _op_step(piece, refs, fresh)
             else:
+                names = [fresh() for _ in _returned(piece.module)]
                 target = fingerprints[piece.name]
-                steps.append(PlanStep("piece", piece.name, target, tuple(refs), tuple(names)))
+                step = PlanStep("piece", piece.name, target, tuple(refs), tuple(names))
+            steps.append(step)
+            values.update(_bind(node, piece.module, names))
         elif node.op == "output":
             returned = node.args[0]
             returned = returned if isinstance(returned, (tuple, list)) else (returned,)
             if len(returned) != 1 or not isinstance(returned[0], fx.Node):
                 raise CompileError(
-                    f"the forward returns {len(returned)} values; one tensor is supported"
+                    f"the forward returns {len(returned)} values; one tensor is supported",
+                    hint="A tensor assigned to an attribute of the model in forward is returned as well",
                 )
             result = values[returned[0]]
         elif node.op == "call_function" and node.target is not operator.getitem:
@@ -155,31 +191,39 @@ def build_plan(
     return StitchPlan(arguments, tuple(inputs), tuple(steps), result)
 
 
-def _unpacked(call: fx.Node, piece: fx.GraphModule) -> list[fx.Node | None]:
-    """Which node of the parent graph holds each output of a piece: a getitem, or the call itself."""
-    output = next(node for node in piece.graph.nodes if node.op == "output")
-    returned = output.args[0]
+def _output_of(piece: fx.GraphModule) -> Any:
+    return next(node for node in piece.graph.nodes if node.op == "output").args[0]
+
+
+def _returned(piece: fx.GraphModule) -> list[fx.Node]:
+    """The nodes of a piece whose values leave it."""
+    returned = _output_of(piece)
     if returned is None:
         return []
-    if not isinstance(returned, (tuple, list)):
-        return [call]
-    found: list[fx.Node | None] = [None] * len(returned)
-    for user in call.users:
-        index = user.args[1]
-        assert isinstance(index, int)  # a getitem of a tuple
-        found[index] = user
-    return found
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def _bind(call: fx.Node, piece: fx.GraphModule, names: list[str]) -> dict[fx.Node, str]:
+    """Which node of the parent graph stands for each output of a piece: a getitem, or the call."""
+    if not isinstance(_output_of(piece), (tuple, list)):
+        return dict.fromkeys([call], names[0]) if names else {}
+    return {user: names[operator.index(user.args[1])] for user in call.users}  # type: ignore[arg-type]
 
 
 def _op_step(
-    name: str, module: fx.GraphModule, refs: list[tuple[str, str]], outputs: tuple[str, ...]
-) -> PlanStep:
-    """A splitting piece is exactly one operator call; its constants move into the plan."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    if len(nodes) != 1 or nodes[0].op != "call_function":
-        raise CompileError(f"splitting piece {name} is not a single operator call")
-    call = nodes[0]
+    piece: Piece, refs: list[tuple[str, str]], fresh: Callable[[], str]
+) -> tuple[PlanStep, list[str]]:
+    """A splitting piece is exactly one operator call; its constants move into the plan.
+
+    Returns:
+        The step, with one output for every value the operator returns, and the names of the piece's
+        own outputs among them.
+    """
+    nodes = [n for n in piece.module.graph.nodes if n.op not in ("placeholder", "output")]
+    placeholders = [n for n in piece.module.graph.nodes if n.op == "placeholder"]
+    call, *items = nodes
+    if call.op != "call_function" or any(item.target is not operator.getitem for item in items):
+        raise CompileError(f"splitting piece {piece.name} is not a single operator call")
     by_node: dict[fx.Node, tuple[str, Any]] = dict(zip(placeholders, refs, strict=True))
 
     def describe(arg: Any) -> tuple[str, Any]:
@@ -188,29 +232,42 @@ def _op_step(
         if arg is None or isinstance(arg, (bool, int, float, str)):
             return ("constant", arg)
         raise CompileError(
-            f"splitting op {call.target} is called with a {type(arg).__name__}, which cannot be stored"
+            f"splitting op {call.target} has an argument of type {type(arg).__name__}, which cannot be stored"
         )
 
     if call.kwargs:
         raise CompileError(f"splitting op {call.target} is called with keyword arguments")
-    return PlanStep(
-        "op", name, _qualified(call.target), tuple(describe(a) for a in call.args), outputs
-    )
+    outputs = tuple(fresh() for _ in range(_number_of_results(call.target)))
+    names = {item: outputs[item.args[1]] for item in items}
+    if len(outputs) == 1:
+        names[call] = outputs[0]
+    inputs = tuple(describe(a) for a in call.args)
+    step = PlanStep("op", piece.name, _qualified(call.target), inputs, outputs)
+    return step, [names[node] for node in _returned(piece.module)]
+
+
+def _number_of_results(target: Any) -> int:
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    return len(target._schema.returns)
 
 
 def _qualified(target: Any) -> str:
+    """``namespace::name.overload``; without the overload where the arguments choose it."""
     if isinstance(target, torch._ops.OpOverloadPacket):
+        if len(target.overloads()) > 1:
+            return str(target._qualified_op_name)
         target = getattr(target, target.overloads()[0])
-    return f"{target.namespace}::{target._schema.name.split('::')[1]}.{target._overloadname}"
+    return f"{target._schema.name}.{target._overloadname}"
 
 
 def _operator(qualified: str) -> Callable[..., Any]:
     namespace, _, rest = qualified.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is None:
+    found: Callable[..., Any] | None = getattr(packet, overload, None) if overload else packet
+    if found is None:
         raise CompileError(f"the plan calls {qualified}, which is not registered in this process")
-    found: Callable[..., Any] = getattr(packet, overload)
     return found
 
 
@@ -236,7 +293,9 @@ def stitched_source(plan: StitchPlan) -> str:
         args = ", ".join(bound.get(v, v) if k == "value" else repr(v) for k, v in step.inputs)
         call = f"call_{index}({args})"
         if step.outputs:
-            targets = ", ".join(step.outputs) + ("," if len(step.outputs) == 1 else "")
+            # A piece returns a sequence; an operator with one result returns it bare.
+            single = len(step.outputs) == 1 and step.kind == "piece"
+            targets = ", ".join(step.outputs) + ("," if single else "")
             lines.append(f"    {targets} = {call}  # {step.kind} {step.target}")
         else:
             lines.append(f"    {call}  # {step.kind} {step.target}")
@@ -260,7 +319,7 @@ def stitch(
     Raises:
         CompileError: the model lacks a parameter that the plan needs.
     """
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
     for name, ref in plan.inputs:
         if ref.kind == "state":
             if ref.name not in state:

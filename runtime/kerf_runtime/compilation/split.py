@@ -7,6 +7,7 @@ between them.  The order is kept because in-place writes depend on it.
 from __future__ import annotations
 
 import difflib
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +92,9 @@ def split_graph(graph: fx.GraphModule, ops: frozenset[torch._ops.OpOverload]) ->
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if _calls_splitting_op(node, ops):
+        if node.target is operator.getitem and piece_of.get(node.args[0]) in splitting:
+            piece_of[node] = piece_of[node.args[0]]  # tuples do not cross the border of a piece
+        elif _calls_splitting_op(node, ops):
             current += 1
             piece_of[node] = current
             splitting.add(current)
