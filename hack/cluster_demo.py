@@ -3,7 +3,7 @@
 Brings up a node, builds and loads the images, installs the chart, fills the model volume, applies
 the example, waits for the compile Job and the pods, asks a question through the Service with the
 ``openai`` client, scales, deletes, and ends with a table of timings.  Ctrl-C takes everything down;
-``--keep`` leaves it running.
+``--keep`` leaves it running.  A node that was up before is used, and stays up.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ def main(keep: bool) -> None:
     # A terminated demo cleans up like an interrupted one.
     signal.signal(signal.SIGTERM, _interrupt)
     cache = cache_folder()
+    stays = keep or nodes.is_up(cache)
     timings = Timings()
     began = time.monotonic()
     try:
         with timings.step("node up"):
-            node = nodes.bring_up(cache=cache, owner=None if keep else Owner.current())
+            node = nodes.bring_up(cache=cache, owner=None if stays else Owner.current())
         scenario = Scenario(node, Builder.from_environ(cache))
         run(scenario, timings, keep=keep)
-        if keep:
+        if stays:
             say(f"left running: export KUBECONFIG={node.kubeconfig}; down: make cluster-down")
     finally:
-        if not keep:
+        if not stays:
             # A second Ctrl-C must not leave half of it: this takes a few seconds.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with timings.step("node down"):

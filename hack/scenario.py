@@ -109,8 +109,14 @@ class Scenario:
         )
 
     def fill_model_volume(self, image: str) -> None:
-        """Create the claim that the example names and run the loader Job that fills it."""
+        """Create the claim that the example names and run the loader Job that fills it.
+
+        On a node that was kept, what an earlier run left in the namespace goes first.
+        """
         self._namespace(NAMESPACE)
+        self.delete()
+        self.node.kubectl("-n", NAMESPACE, "delete", "job", "load-model", "--ignore-not-found")
+        self.node.refill_volumes()
         self.node.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=loader(image))
         self.node.kubectl(
             *("-n", NAMESPACE, "wait", "--for=condition=Complete", "job/load-model"),
@@ -188,7 +194,8 @@ class Scenario:
     def delete(self) -> None:
         """``kubectl delete mdep`` and check that neither an object nor a process is left."""
         self.node.kubectl(
-            *("-n", NAMESPACE, "delete", "mdep", NAME, f"--timeout={DELETE_DEADLINE_S}s"),
+            *("-n", NAMESPACE, "delete", "mdep", NAME, "--ignore-not-found"),
+            f"--timeout={DELETE_DEADLINE_S}s",
             deadline_s=DELETE_DEADLINE_S + 10,
         )
         self._follow(lambda: not self.left_over(), "everything to be gone", DELETE_DEADLINE_S)

@@ -23,7 +23,7 @@ import httpx
 import yaml
 from hack.cluster import addons, controlplane, host, netfilter
 from hack.cluster import instance as instances
-from hack.cluster.binaries import Binaries
+from hack.cluster.binaries import Binaries, cache_folder
 from hack.cluster.containerd import PAUSE_IMAGE, Containerd
 from hack.cluster.controlplane import CONTROL_PLANE, ControlPlane
 from hack.cluster.errors import ClusterError
@@ -35,7 +35,7 @@ from hack.cluster.waiting import wait_until
 from hack.images.builder import Builder
 from hack.images.small import pause_archive, program_archive
 
-__all__ = ["NODE", "Node", "bring_down", "bring_up", "node"]
+__all__ = ["NODE", "Node", "bring_down", "bring_up", "is_up", "node"]
 
 NODE = "node"
 NODE_PROCESSES = ("containerd", "kubelet", "kube-proxy")
@@ -76,12 +76,25 @@ class Node(ControlPlane):
 
 @contextmanager
 def node(*, cache: Path | None = None) -> Iterator[Node]:
-    """The node for the life of a ``with`` block; images stay in the cache folder."""
+    """The node for the life of a ``with`` block; images stay in the cache folder.
+
+    A node that somebody brought up from the command line before is used and left running.
+    """
+    lent = is_up(cache or cache_folder())
     running = bring_up(cache=cache, owner=Owner.current())
     try:
         yield running
     finally:
-        bring_down(running.binaries.cache, processes=running.processes)
+        if not lent:
+            bring_down(running.binaries.cache, processes=running.processes)
+
+
+def is_up(cache: Path) -> bool:
+    """Whether a node runs that no process owns: one from the command line."""
+    instance = instances.find(cache, NODE)
+    if instance is None or instance.owner is not None:
+        return False
+    return controlplane.processes_of(instance).pid("kubelet") is not None
 
 
 def bring_up(*, cache: Path | None = None, owner: Owner | None = None) -> Node:
