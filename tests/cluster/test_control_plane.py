@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hack import cluster
 from hack.cluster import ClusterError, ControlPlane, controlplane
 from hack.cluster import instance as instances
 from hack.cluster.controlplane import CONTROL_PLANE
 from hack.cluster.waiting import wait_until
+
+from hack import cluster
 
 pytestmark = pytest.mark.control_plane
 
