@@ -37,7 +37,6 @@ class Create:
 class Delete:
     """Delete exactly the object with ``uid``; dependents go in the background."""
 
-    api_version: str
     kind: str
     namespace: str
     name: str

@@ -68,11 +68,6 @@ class ApiError(OperatorError):
         return self.code == 409 and self.reason != "AlreadyExists"
 
     @property
-    def over_quota(self) -> bool:
-        """A ResourceQuota refused the object."""
-        return self.code == 403 and "exceeded quota" in self.message
-
-    @property
     def transient(self) -> bool:
         """Waiting may help: no answer, too many requests, or the server's own trouble."""
         return self.code == 0 or self.code == 429 or self.code >= 500

@@ -108,8 +108,11 @@ def _job_events(
     client: Client, namespace: str, jobs: list[JsonObject], pods: list[JsonObject]
 ) -> tuple[str, ...]:
     """Why a running Job has no pod (quota, admission): only its events know."""
-    waiting = [job for job in jobs if finished_job(job) is None]
-    if not waiting or pods:
+    with_pods = {ref["uid"] for pod in pods for ref in pod["metadata"].get("ownerReferences") or []}
+    waiting = [
+        job for job in jobs if finished_job(job) is None and job["metadata"]["uid"] not in with_pods
+    ]
+    if not waiting:
         return ()
     fields = {"involvedObject.uid": waiting[0]["metadata"]["uid"], "type": "Warning"}
     events = client.list("Event", namespace=namespace, fields=fields)

@@ -47,7 +47,7 @@ from kerf_operator.render import (
 )
 from kerf_operator.render.compilecache import render_release
 from kerf_operator.render.job import settings_digest
-from kerf_runtime.config import API_VERSION, ModelDeploymentSpec, cache_key
+from kerf_runtime.config import ModelDeploymentSpec, cache_key
 
 __all__ = [
     "CachePlan",
@@ -234,7 +234,7 @@ def _plan_autoscaler(obs: DeploymentObservation, spec: ModelDeploymentSpec) -> l
         manifest = render_autoscaler(obs.resource, spec.autoscaling)
         _apply(actions, obs.autoscaler, manifest, obs.uid)
     elif obs.autoscaler is not None and owned_by(obs.autoscaler, obs.uid):
-        actions.extend(_delete(obs.autoscaler, "autoscaling/v2", "HorizontalPodAutoscaler"))
+        actions.extend(_delete(obs.autoscaler, "HorizontalPodAutoscaler"))
     return actions
 
 
@@ -261,7 +261,7 @@ def _plan_old_caches(obs: DeploymentObservation, target: Target) -> list[Action]
         if is_being_deleted(cache) or not is_managed(cache):
             continue
         if len(cache["metadata"].get("ownerReferences") or []) == 1:
-            actions.extend(_delete(cache, API_VERSION, CACHE_KIND))
+            actions.extend(_delete(cache, CACHE_KIND))
         else:
             actions.append(Apply(render_release(cache), manager=owner_manager(obs.uid)))
     return actions
@@ -272,11 +272,11 @@ def _cache_of(pod: JsonObject) -> str | None:
     return None if found is None else str(found)
 
 
-def _delete(obj: JsonObject, api_version: str, kind: str) -> list[Action]:
+def _delete(obj: JsonObject, kind: str) -> list[Action]:
     if is_being_deleted(obj):
         return []
     metadata = obj["metadata"]
-    return [Delete(api_version, kind, metadata["namespace"], metadata["name"], metadata["uid"])]
+    return [Delete(kind, metadata["namespace"], metadata["name"], metadata["uid"])]
 
 
 def plan_cache(obs: CacheObservation) -> CachePlan:
@@ -314,7 +314,7 @@ def plan_cache(obs: CacheObservation) -> CachePlan:
         return CachePlan(job=str(kept[0]["metadata"]["name"]))
     replaced: list[Action] = []
     for job in running:
-        replaced.extend(_delete(job, "batch/v1", "Job"))
+        replaced.extend(_delete(job, "Job"))
     if running or strangers:
         # The key is the lock: the next Job is made when the last one is gone.
         return CachePlan(tuple(replaced), job=name)

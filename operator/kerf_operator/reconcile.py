@@ -18,7 +18,7 @@ from kerf_operator.client import Client
 from kerf_operator.errors import ApiError
 from kerf_operator.execute import execute
 from kerf_operator.metrics import Metrics
-from kerf_operator.observation import ApplyFailure, JsonObject, conditions_of, is_being_deleted
+from kerf_operator.observation import JsonObject, conditions_of, is_being_deleted
 from kerf_operator.observe import observe_cache, observe_deployment
 from kerf_operator.plan import plan_cache, plan_deployment
 from kerf_operator.report_reader import ReportReader
@@ -125,7 +125,7 @@ class Reconciler:
         if target is not None and target.cache_name is not None:
             interests.add(Key(CACHE_KIND, key.namespace, target.cache_name))
         return Outcome(
-            self._next_look(status), interests=frozenset(interests), failed=_retryable(failures)
+            self._next_look(status), interests=frozenset(interests), failed=bool(failures)
         )
 
     def _cache(self, key: Key) -> Outcome:
@@ -144,7 +144,7 @@ class Reconciler:
         return Outcome(
             min(WAIT_RETRY, self._resync) if waits else self._resync,
             interests=frozenset({claim}),
-            failed=_retryable(failures),
+            failed=bool(failures),
         )
 
     def _next_look(self, status: dict[str, Any]) -> float:
@@ -226,10 +226,6 @@ class Reconciler:
         if resource["kind"] == KIND and event.reason in ("CompileSucceeded", "CompileFailed"):
             result = event.reason.removeprefix("Compile").lower()
             self._metrics.compile_finished(metadata["namespace"], metadata["name"], result=result)
-
-
-def _retryable(failures: Sequence[ApplyFailure]) -> bool:
-    return bool(failures)
 
 
 def _timestamp() -> str:

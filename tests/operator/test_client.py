@@ -89,14 +89,13 @@ def test_every_request_is_counted(tmp_path: Path) -> None:
         (409, "AlreadyExists", "", "already_exists"),
         (409, "Conflict", "", "conflict"),
         (404, "NotFound", "", "not_found"),
-        (403, "Forbidden", "exceeded quota: q", "over_quota"),
         (429, "TooManyRequests", "", "transient"),
         (503, "ServiceUnavailable", "", "transient"),
     ],
 )
 def test_errors_know_what_they_are(code: int, reason: str, message: str, trait: str) -> None:
     error = ApiError(verb="get", target="/x", code=code, reason=reason, message=message)
-    traits = {"already_exists", "conflict", "not_found", "over_quota", "transient"}
+    traits = {"already_exists", "conflict", "not_found", "transient"}
     assert {name for name in traits if getattr(error, name)} == {trait}
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
@@ -130,7 +129,7 @@ def test_a_token_is_read_anew_for_every_request() -> None:
 class TestExecute:
     """Carrying out a plan."""
 
-    delete = Delete("v1", "Pod", "team", "p", "u")
+    delete = Delete("Pod", "team", "p", "u")
 
     def test_it_stops_at_the_first_refusal_and_reports_it(self, tmp_path: Path) -> None:
         with fake_server(refuse(422, "Invalid", "spec.x: wrong")) as fake:

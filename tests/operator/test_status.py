@@ -306,6 +306,11 @@ def test_what_is_wrong_with_a_pod_is_said(
             "0/2 nodes are available: 1 node(s) had volume node affinity conflict.",
             "VolumeNodeBound",
         ),
+        (
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            "ClaimPending",
+        ),
+        ('0/1 nodes are available: persistentvolumeclaim "models" not found.', "ClaimNotFound"),
     ],
 )
 def test_a_pod_without_a_node_is_waiting_and_not_failure(message: str, reason: str) -> None:

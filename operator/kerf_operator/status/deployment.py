@@ -307,14 +307,15 @@ class _Fold:
         live = [pod for pod in self.obs.pods if "deletionTimestamp" not in pod["metadata"]]
         if not live:
             return Verdict(None, "NoPods", "there are no pods yet")
-        if self.pods is not None and self.pods.reason in ("Unschedulable", "VolumeNodeBound"):
-            return Verdict.from_finding(self.pods)
         waiting = [
             pod
             for pod in live
             if (conditions_of(pod).get("PodScheduled") or {}).get("status") != "True"
         ]
         if waiting:
+            finding = check_pods(waiting, component="serving")
+            if finding is not None:
+                return Verdict.from_finding(finding)
             return Verdict(False, "Scheduling", "some pods have no node yet")
         return Verdict(True, "Scheduled", "every pod has a node")
 
