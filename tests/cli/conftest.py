@@ -47,7 +47,13 @@ Kerf = Callable[..., Done]
 @pytest.fixture
 def kerf(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Kerf]:
     """``kerf("validate", "-f", path)``; no variable of ours is inherited."""
-    for name in ("KERF_DEPLOYMENT", "KERF_IMAGE", "KERF_CACHE_KEY", "KERF_API_KEY"):
+    for name in (
+        "KERF_DEPLOYMENT",
+        "KERF_IMAGE",
+        "KERF_CACHE_KEY",
+        "KERF_API_KEY",
+        "KERF_LOG_LEVEL",
+    ):
         monkeypatch.delenv(name, raising=False)
     handlers = list(logging.root.handlers)
 

@@ -277,6 +277,21 @@ def test_a_killed_engine_ends_the_server_with_the_reason_in_the_termination_log(
         server.end()
 
 
+def test_what_only_the_engine_can_find_wrong_is_one_message_and_its_own_exit_code(setup):
+    options = (*setup.options, "--set", "engine.maxModelLen=99999", "--port", "0")
+    done = kerf("serve", *options)
+    assert done.returncode == 2
+    assert done.stderr.count("maxModelLen 99999 is above the model's own limit") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unexpected_cache_key_is_refused(setup):
+    environment = {**os.environ, "KERF_CACHE_KEY": "0123456789abcdef"}
+    done = kerf("serve", *setup.options, "--port", "0", env=environment)
+    assert done.returncode == 5
+    assert "the operator expects cache key 0123456789abcdef" in done.stderr
+
+
 def test_an_interrupt_while_the_engine_loads_leaves_no_process(setup, tmp_path):
     process = subprocess.Popen(
         [*KERF, "run", *setup.options, "--port", "0"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -52,8 +53,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kerf", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug logs.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     """Compile a model once, capture its graphs, serve it.
 
     \b
@@ -61,7 +61,8 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
     Exit codes and shell completion: docs/cli.md.
     """
-    ctx.obj = {"debug": debug}
+    if debug:
+        os.environ["KERF_LOG_LEVEL"] = "DEBUG"  # for the engine process
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -246,7 +246,8 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
         EngineLoop(core, inbox, send).run()
     # The border of the process: whatever happened must reach the parent as a message.
     except Exception as error:
-        level = logging.ERROR if isinstance(error, KerfError) else logging.CRITICAL
+        # The parent shows an error that a user can cause; where it arose is for --debug.
+        level = logging.DEBUG if isinstance(error, KerfError) else logging.CRITICAL
         logger.log(level, "the engine failed: %s", error, exc_info=True)
         send(describe_failure(error))
         code = error.exit_code if isinstance(error, KerfError) else EngineError.exit_code
