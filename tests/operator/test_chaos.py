@@ -21,7 +21,7 @@ from kerf_operator.client import connect
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.slow, pytest.mark.timeout(900)]
 
-AT_A_TIME = 3
+AT_A_TIME = 4
 CHILDREN = (
     "CompileCache",
     "Job",
