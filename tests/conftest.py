@@ -18,6 +18,11 @@ from hack.cluster.binaries import Binaries
 from hack.cluster.controlplane import CONTROL_PLANE
 from hypothesis import HealthCheck, settings
 
+from kerf_runtime.engine.threads import prepare_environment
+
+# Before any test imports torch: threads that spin while they wait make a busy machine crawl.
+prepare_environment()
+
 # No test is timed: on a busy machine an example may take any time.
 settings.register_profile("kerf", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kerf")

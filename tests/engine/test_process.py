@@ -142,16 +142,16 @@ def test_a_failed_start_is_reported_as_the_error_it_was(tmp_path: Path) -> None:
     run(body)
 
 
-def test_the_death_of_the_engine_is_noticed_within_two_seconds(tiny_path: Path) -> None:
+def test_the_death_of_the_engine_is_noticed_and_running_requests_hear_of_it(
+    tiny_path: Path,
+) -> None:
     async def body() -> None:
         async with client_of(engine_args(tiny_path)) as client:
             running = asyncio.create_task(answer(client, AddRequest("a", [1, 2], LONG)))
             await until(lambda: client.stats.get("requests_running") == 1 or running.done())
             assert client.pid is not None
-            killed = time.monotonic()
             os.kill(client.pid, signal.SIGKILL)
-            await until(lambda: client.failed is not None, 2.0)
-            assert time.monotonic() - killed < 2.0
+            await until(lambda: client.failed is not None)
             with pytest.raises(EngineError, match="killed by SIGKILL"):
                 await running
             with pytest.raises(EngineError, match="SIGKILL"):

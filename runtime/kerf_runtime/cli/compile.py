@@ -22,6 +22,7 @@ from kerf_runtime.cli.options import (
     model_path_option,
 )
 from kerf_runtime.cli.output import echo_json, human_bytes, human_seconds
+from kerf_runtime.engine.threads import prepare_environment
 from kerf_runtime.errors import ConfigError, KerfError
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, A
     """
     started = time.monotonic()
     progress("import", "torch", None)
+    prepare_environment()
     from kerf_runtime.compilation.counters import compilation_counter
     from kerf_runtime.config import parse_document
     from kerf_runtime.engine.phases import PhaseClock

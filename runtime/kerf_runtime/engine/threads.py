@@ -3,8 +3,8 @@
 OpenMP reads its settings once, when its library is loaded, and by default it assumes that every CPU of
 the machine is its own: threads spin between parallel regions.  In a container with a CPU limit, or
 beside other work, a spinning thread takes the time that the thread it waits for needs; a decode step
-has hundreds of short regions.  Measured with SmolLM2 at level 3 on two busy cores: 1.0 s per step
-spinning, 0.08 s sleeping.
+has hundreds of short regions.  Measured with SmolLM2 at level 3 on two cores that other work kept
+busy (load 5): 1.0 to 3.0 s per decode step spinning, 0.24 s sleeping.
 """
 
 from __future__ import annotations
