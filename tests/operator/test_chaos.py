@@ -1,5 +1,9 @@
 """An operator that is killed after any of its calls and started again ends in the same state.
 
+A first start makes about 30 calls before its first write (discovery, lists, watches, the first look); the whole
+story has about 20 writes, and between two of them only reads, which leave nothing behind.  So the first 30 calls
+are tried in turn, and then every write.
+
 Many namespaces, each with its own ModelDeployment and its own operator, so that every kill falls into the
 same story; several at a time.
 """
@@ -50,8 +54,8 @@ def writes_only(method: str, path: str) -> bool:
 
 @pytest.mark.parametrize(
     ("counts", "kills"),
-    [(every_call, range(1, 31)), (writes_only, range(1, 15))],
-    ids=["after each of the first 30 calls", "after each of the first 14 writes"],
+    [(every_call, range(1, 31)), (writes_only, range(1, 21))],
+    ids=["after each of the first 30 calls", "after each of the 20 writes"],
 )
 def test_a_killed_operator_continues_where_it_was(
     counts: Callable[[str, str], bool],
@@ -72,7 +76,9 @@ def test_a_killed_operator_continues_where_it_was(
         first = zygote.run(operator_arguments(place.name, config), log)
         proxy.kill = first.kill
         try:
-            place.wait(f"call {kill} has been made", proxy.killed.is_set, 60)
+            place.wait(
+                f"call {kill} has been made", lambda: proxy.killed.is_set() or settled(place), 60
+            )
         finally:
             first.kill()
             proxy.close()
@@ -80,7 +86,7 @@ def test_a_killed_operator_continues_where_it_was(
         try:
             place.wait_ready(seconds=60)
             place.wait_reason("Hit", "CacheHit")
-            place.wait("told of the roll-out", lambda: "RolledOut" in events(place))
+            place.wait("told of the roll-out", lambda: settled(place))
             return final_state(place)
         finally:
             second.kill()
@@ -96,6 +102,12 @@ def test_a_killed_operator_continues_where_it_was(
         place.api.delete_any("ModelDeployment", "smollm2", namespace=place.name)
     for place in places.values():
         place.wait("nothing is left", lambda place=place: not leftovers(place), 90)
+
+
+def settled(place: Place) -> bool:
+    """The story is over; writes that came together may have made it a little shorter than 20."""
+    told = {"RolledOut", "CacheHit"} <= set(events(place))
+    return told and place.conditions().get("CacheHit", {}).get("status") == "True"
 
 
 def events(place: Place) -> list[str]:
