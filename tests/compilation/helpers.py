@@ -1,4 +1,4 @@
-"""Short ways to trace, split, stitch and prepare the models of ``tests.compilation.models``."""
+"""Short ways to prepare and run the models of ``tests.compilation.models``; imports no compiler."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
 
 from kerf_runtime.cache import CacheSession
-from kerf_runtime.compilation.plan import InputRef, StitchPlan, build_plan, stitch
 from kerf_runtime.compilation.prepare import PreparedModel, prepare_model
-from kerf_runtime.compilation.split import SplitGraph, resolve_splitting_ops, split_graph
-from kerf_runtime.compilation.trace import TracedGraph, trace_forward
 from kerf_runtime.config import (
     DType,
     EffectiveConfig,
@@ -24,8 +21,6 @@ from kerf_runtime.config import (
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 from kerf_runtime.models.loader import LoadedModel
 from kerf_runtime.platforms import current_platform
-
-ATTENTION = ("kerf::attention",)
 
 # Without trying every instruction set with the C++ compiler first: half a minute on a busy machine.
 QUICK = {"cpp.vec_isa_ok": True}
@@ -92,24 +87,6 @@ def prepare(
     )
 
 
-def example_arguments(tokens: int = 32) -> dict[str, Tensor]:
-    ids = torch.zeros(tokens, dtype=torch.int64)
-    return {"input_ids": ids, "positions": torch.zeros_like(ids)}
-
-
-def trace(model: nn.Module) -> TracedGraph:
-    """One Dynamo trace of ``model``."""
-    return trace_forward(model, example_arguments())
-
-
-def trace_and_split(
-    model: nn.Module, ops: tuple[str, ...] = ATTENTION
-) -> tuple[TracedGraph, SplitGraph]:
-    """Trace ``model`` and cut it."""
-    traced = trace(model)
-    return traced, split_graph(traced.module, resolve_splitting_ops(ops))
-
-
 def batch(tokens: int, *, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Random input ids and positions, int64 [tokens] each."""
     generator = torch.Generator().manual_seed(seed)
@@ -124,35 +101,3 @@ def run(forward: Callable[..., Tensor], tokens: int, *, seed: int = 1) -> Tensor
     """``forward`` on a random batch, attention giving zeros."""
     with set_forward_context(ForwardContext()):
         return forward(*batch(tokens, seed=seed))
-
-
-def as_sequence(piece: Callable[..., Any]) -> Callable[..., Any]:
-    """A piece of a split graph, called as a compiled one is: it returns a sequence."""
-
-    def call(*inputs: Any) -> Any:
-        result = piece(*inputs)
-        return () if result is None else result if isinstance(result, tuple) else (result,)
-
-    return call
-
-
-def stitch_eagerly(
-    plan: StitchPlan, split: SplitGraph, state: dict[str, Tensor]
-) -> Callable[..., Tensor]:
-    """The stitched forward with the uncompiled pieces."""
-    modules = {piece.name: piece.module for piece in split.pieces}
-    pieces = {
-        index: as_sequence(modules[step.name])
-        for index, step in enumerate(plan.steps)
-        if step.kind == "piece"
-    }
-    return stitch(plan, pieces, state)
-
-
-def plan_of_graph(module: fx.GraphModule, ops: tuple[str, ...]) -> tuple[StitchPlan, SplitGraph]:
-    """Plan of a hand-made graph whose placeholders are all arguments."""
-    names = tuple(str(n.target) for n in module.graph.nodes if n.op == "placeholder")
-    refs = tuple(InputRef("argument", name) for name in names)
-    split = split_graph(module, resolve_splitting_ops(ops))
-    fingerprints = {piece.name: piece.name for piece in split.compilable}
-    return build_plan(TracedGraph(module, refs, (), ()), split, fingerprints, names), split

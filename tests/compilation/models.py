@@ -197,3 +197,23 @@ class RemembersATensor(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         self.seen = input_ids + 1
         return self.rows(input_ids)
+
+
+class WritesInPlace(Awkward):
+    """In-place and out-variant operators, and a view that is written through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table.data.normal_(generator=torch.Generator().manual_seed(0))
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.rows(input_ids)
+        y = x * 2
+        y[:, :2].add_(positions.unsqueeze(1))
+        output = torch.empty_like(y)
+        torch.mul(y, x, out=output)
+        y.view(-1).sub_(1)
+        return x + y + output
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return hidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.compilation import models
-from tests.compilation.helpers import ATTENTION, example_arguments, trace_and_split
+from tests.compilation.graphs import ATTENTION, example_arguments, trace_and_split
 
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
 from kerf_runtime.compilation.split import resolve_splitting_ops, split_graph

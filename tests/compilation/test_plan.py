@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.compilation import models
-from tests.compilation.helpers import run, stitch_eagerly, trace_and_split
+from tests.compilation.graphs import stitch_eagerly, trace_and_split
+from tests.compilation.helpers import run
 
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
 from kerf_runtime.compilation.plan import StitchPlan, build_plan, stitch, stitched_source

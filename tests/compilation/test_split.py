@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.compilation import models
-from tests.compilation.helpers import (
+from tests.compilation.graphs import (
     ATTENTION,
     as_sequence,
     plan_of_graph,
-    run,
     stitch_eagerly,
     trace,
     trace_and_split,
 )
+from tests.compilation.helpers import run
 from torch import fx
 
 from kerf_runtime.compilation.counters import compilation_counter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.compilation import models
-from tests.compilation.helpers import example_arguments, trace
+from tests.compilation.graphs import example_arguments, trace
 
 from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.counters import compilation_counter
