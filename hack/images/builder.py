@@ -134,6 +134,11 @@ class Builder:
         names = [name for image in images for name in image.get("names") or []]
         return [name for name in names if name.startswith(prefix)]
 
+    def clean_up(self) -> None:
+        """Remove working containers, which failed or interrupted builds leave behind, mounted."""
+        if self._checked(["containers", "--quiet"]).strip():
+            self._checked(["rm", "--all"])
+
     def remove(self, *tags: str) -> None:
         """Remove images and what only they needed of the layer cache."""
         if tags:

@@ -45,6 +45,7 @@ def build_images(builder: Builder, root: Path = ROOT) -> Images:
     """
     lock = builder.folder / "build.lock"
     with file_lock(lock, purpose="building images", deadline_s=BUILD_LOCK_S):
+        builder.clean_up()
         base = base_image(builder, root / "Dockerfile")
         identity = builder.image_id(base)
         tags = {
