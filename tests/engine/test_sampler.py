@@ -63,6 +63,12 @@ def test_a_tiny_temperature_does_not_overflow(temperature: float) -> None:
     assert sample(logits, [row(temperature=temperature)]) == [1]
 
 
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"temperature": 0.0}])
+def test_logits_that_are_not_numbers_still_give_a_token(params: dict[str, float]) -> None:
+    logits = torch.full((1, 5), float("nan"))
+    assert 0 <= sample(logits, [row(**{"temperature": 1.0, **params})])[0] < 5
+
+
 def test_the_same_seed_gives_the_same_tokens_and_another_gives_others() -> None:
     logits = torch.zeros(30, 1000)
 

@@ -105,7 +105,9 @@ def _invert(probabilities: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     numbers = [uniform(row.seed, row.step) for row in rows]
     points = torch.tensor(numbers, dtype=torch.float64, device=sums.device).unsqueeze(1)
     # right=True: a number equal to a sum belongs to the next token, so one without weight is never hit.
-    return torch.searchsorted(sums, points * sums[:, -1:], right=True).squeeze(1)
+    found = torch.searchsorted(sums, points * sums[:, -1:], right=True).squeeze(1)
+    # Only logits that are not numbers get past the end; the token must be one all the same.
+    return found.clamp_(max=sums.shape[-1] - 1)
 
 
 def _filtered(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
