@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -87,9 +88,10 @@ def compiled(tiny_path: Path, compile_cache: Path) -> EngineCore:
 def test_answers_are_the_same_when_blocks_run_out(
     tiny_path: Path, tiny_prompts: list[list[int]], tiny_answers: list[list[int]]
 ) -> None:
-    # 12 KiB per block of 16 tokens: 9 blocks, one more than a sequence of maxModelLen needs.
-    small = started(engine_args(tiny_path, engine={"kvCacheMemory": "110Ki"}))
-    assert small.stats()["kv_blocks_total"] == 9
+    # 3 KiB per block: one block more than a sequence of maxModelLen needs.
+    limits = {"blockSize": 4, "kvCacheMemory": "100Ki"}
+    small = started(engine_args(tiny_path, engine=limits))
+    assert small.stats()["kv_blocks_total"] == 33
     assert generate(small, tiny_prompts) == tiny_answers
     assert small.stats()["preemptions"] > 0
 
@@ -235,6 +237,26 @@ def test_a_second_start_loads_what_the_first_compiled(tiny_path: Path, compile_c
         core = started(args)
     assert core.report()["cache"]["result"] == "hit"
     assert "trace" not in core.report()["startup"]
+
+
+def test_a_dump_shows_the_configuration_in_force_and_the_code_that_runs(
+    tiny_path: Path, compile_cache: Path, tmp_path: Path
+) -> None:
+    options = {"level": 3, "mode": "PIECEWISE", "cache": compile_cache}
+    started(engine_args(tiny_path, **options, debug_dump_path=tmp_path / "dump"))
+    names = {path.name for path in (tmp_path / "dump").iterdir()}
+    assert len([name for name in names if name.startswith("piece_")]) == 3
+    resolution = json.loads((tmp_path / "dump" / "resolution.json").read_text())
+    assert resolution["effective"]["mode"] == "PIECEWISE"
+    forward = (tmp_path / "dump" / "forward.py").read_text()
+    assert forward.count("kerf::attention") == 3
+    compile(forward, "forward.py", "exec")
+
+
+def test_a_dump_that_cannot_be_written_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write the dump"):
+        started(engine_args(tiny_path, debug_dump_path=tmp_path / "file" / "dump"))
 
 
 def test_start_up_announces_its_phases_in_order(tiny_path: Path) -> None:

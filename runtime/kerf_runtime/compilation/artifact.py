@@ -43,12 +43,18 @@ class LoadedArtifact:
     """The pieces of a compiled model, and the forward that calls them.
 
     ``forward`` is rebuilt when pieces are wrapped, and is one straight line of calls without guards.
+    ``sources`` is the generated Python code by file name, for people who debug.
     """
 
     def __init__(
-        self, plan: StitchPlan, pieces: Mapping[str, CompiledPiece], state: Mapping[str, Tensor]
+        self,
+        plan: StitchPlan,
+        pieces: Mapping[str, CompiledPiece],
+        state: Mapping[str, Tensor],
+        sources: Mapping[str, str],
     ) -> None:
         self.plan = plan
+        self.sources = sources
         self._state = state
         self._calls: dict[int, Callable[..., object]] = {
             index: pieces[step.target]
@@ -93,7 +99,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error
     inputs = {step.target: len(step.inputs) for step in plan.steps if step.kind == "piece"}
-    pieces = {}
+    pieces, sources = {}, {"forward.py": stitched_source(plan)}
     for fingerprint in plan.piece_fingerprints:
         piece = folder / _PIECES / fingerprint
         try:
@@ -107,6 +113,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
             wrapper, libraries, num_inputs=inputs[fingerprint], identity=fingerprint
         )
         pieces[fingerprint] = CompiledPiece(call, fingerprint)
+        sources[f"piece_{fingerprint}.py"] = wrapper
         compilation_counter.artifacts_loaded += 1
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return LoadedArtifact(plan, pieces, state)
+    return LoadedArtifact(plan, pieces, state, sources)

@@ -27,6 +27,7 @@ from kerf_runtime.config import (
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner
 from kerf_runtime.engine.args import EngineArgs
+from kerf_runtime.engine.dump import write_dump
 from kerf_runtime.engine.kv_cache import allocate_kv_cache, plan_blocks
 from kerf_runtime.engine.phases import PhaseClock, Progress
 from kerf_runtime.engine.runner import ModelRunner
@@ -100,6 +101,8 @@ def start_engine(
     )
     cache, loaded = _load(args, spec, effective, platform, clock)
     prepared = _prepare(args, spec, effective, loaded, cache, platform, clock, progress)
+    if args.debug_dump_path is not None:
+        write_dump(args.debug_dump_path, prepared, _resolution(effective, cache))
 
     limits = SchedulerLimits(
         max_num_seqs=spec.engine.max_num_seqs,
@@ -247,7 +250,18 @@ def _warm_up(runner: ModelRunner, graphs: GraphRunner, limits: SchedulerLimits) 
 
 def describe(started: StartedEngine, startup_seconds: Mapping[str, float]) -> dict[str, Any]:
     """The static part of ``/debug/graphs``."""
-    cache, prepared = started.cache, started.prepared
+    prepared = started.prepared
+    return {
+        **_resolution(started.effective, started.cache),
+        "graphs": started.graphs.report(),
+        "compile": {k: v for k, v in prepared.timings.items() if k != "cache_load"},
+        "compiled": prepared.report(),
+        "startup": dict(startup_seconds),
+    }
+
+
+def _resolution(effective: EffectiveConfig, cache: CacheSession) -> dict[str, Any]:
+    """What is in force beside what was asked for, and what the cache said."""
     return {
         "cache": {
             "key": cache.key,
@@ -256,9 +270,5 @@ def describe(started: StartedEngine, startup_seconds: Mapping[str, float]) -> di
             "message": cache.verdict.message,
             "bytes": cache.manifest.total_bytes if cache.manifest is not None else 0,
         },
-        "effective": started.effective.to_json(),
-        "graphs": started.graphs.report(),
-        "compile": {k: v for k, v in prepared.timings.items() if k != "cache_load"},
-        "compiled": prepared.report(),
-        "startup": dict(startup_seconds),
+        "effective": effective.to_json(),
     }
