@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from benchmarks import readme
@@ -11,9 +13,11 @@ from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 from kerf_runtime.cli import bench_latency
 from kerf_runtime.cli.bench_latency import run_workload
 from kerf_runtime.cli.bench_record import header, spread, spread_text
+from kerf_runtime.cli.bench_startup import _wait_ready
 from kerf_runtime.cli.document import raw_document, read_document
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.core import EngineCore
+from kerf_runtime.errors import EngineError
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +94,25 @@ def test_startup_compares_cold_with_warm(kerf, tiny, tmp_path):
     assert "process to first token" in readme.render(tmp_path)
 
 
-def test_an_engine_that_does_not_start_is_an_error_and_not_a_record(kerf, tiny, tmp_path):
-    document, model = tiny
-    output = tmp_path / "no.json"
-    done = kerf(
-        *("bench", "startup", "-f", document, "--model-path", model, "--output", output),
-        *("--set", "engine.maxModelLen=100000", "--repeats", 1),
-    )
-    assert done.code == 7
-    assert "maxModelLen 100000 is above" in done.err
-    assert not output.exists()
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (['{"event": "phase"}', '{"error": {"message": "x"}}'], "no such model"),
+        ([], "no such model"),
+    ],
+    ids=["error", "silent"],
+)
+def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path, lines, words):
+    log = tmp_path / "server.log"
+    log.write_text("Error: no such model")
+    code = f"print({chr(10).join(lines)!r})" if lines else ""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+        ) as process,
+        pytest.raises(EngineError, match=words),
+    ):
+        _wait_ready(process, log)
 
 
 def test_the_committed_table_is_the_one_that_the_records_give():

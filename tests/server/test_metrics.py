@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import threading
 
+import httpx
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.server.fakes import COUNTERS, FakeClient, eventually
+from tests.server.fakes import COUNTERS, FakeClient, eventually, running_server
 
 from hack import metrics_docs
 from kerf_runtime.engine.messages import Failed
@@ -53,11 +54,13 @@ def busy_stats():
     return stats.to_values(counters=counters)
 
 
-@pytest.fixture
-def busy(serve):
+@pytest.fixture(scope="module")
+def busy():
+    """One server for all: nothing here changes it."""
     client = FakeClient().make_ready()
     client.stats = busy_stats()
-    return serve(client)
+    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
+        yield http
 
 
 FROM_THE_REPORT = [
