@@ -9,8 +9,12 @@ from tests.compilation.graphs import ATTENTION
 from tests.compilation.helpers import QUICK, make_spec, open_cache, prepare, run
 
 from kerf_runtime.compilation.compiler import compile_model
-from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.compilation.inductor import check_torch_version, validate_options
+from kerf_runtime.compilation.counters import compilation_counter, compile_gate
+from kerf_runtime.compilation.inductor import (
+    check_torch_version,
+    compile_piece,
+    validate_options,
+)
 from kerf_runtime.errors import CompileError, ConfigError
 
 
@@ -99,6 +103,20 @@ def test_guards_are_counted_where_there_are_any(cold):
     compiled(torch.ones(3))
     assert compilation_counter.guards_evaluated > before
     torch._dynamo.reset()
+
+
+def test_compiling_after_startup_is_an_error_and_counted(monkeypatch):
+    monkeypatch.setattr(compile_gate, "open", False)
+    with (
+        compilation_counter.expect(compilations_after_startup=1, dynamo_traces=0),
+        pytest.raises(CompileError, match="a trace of Tiny was attempted after start-up"),
+    ):
+        compile_it(models.tiny(1).model)
+    with (
+        compilation_counter.expect(compilations_after_startup=1, backend_compilations=0),
+        pytest.raises(CompileError, match="the compilation of a piece was attempted"),
+    ):
+        compile_piece(torch.fx.GraphModule({}, torch.fx.Graph()), [], {})
 
 
 def test_the_steps_are_reported_in_order_with_fractions(cold):

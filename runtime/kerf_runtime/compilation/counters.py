@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
-__all__ = ["CompilationCounter", "compilation_counter"]
+from kerf_runtime.errors import CompileError
+
+__all__ = ["CompilationCounter", "CompileGate", "compilation_counter", "compile_gate"]
 
 
 @dataclass
@@ -55,3 +57,27 @@ class CompilationCounter:
 
 compilation_counter = CompilationCounter()
 """The counters of this process."""
+
+
+@dataclass
+class CompileGate:
+    """Whether this process may still trace and compile; the engine's process closes it when it serves."""
+
+    open: bool = True
+
+    def check(self, what: str) -> None:
+        """Refuse and count a compilation after start-up: it would stall every request.
+
+        Raises:
+            CompileError: the gate is closed.
+        """
+        if not self.open:
+            compilation_counter.compilations_after_startup += 1
+            raise CompileError(
+                f"{what} was attempted after start-up",
+                hint="This is a bug: everything is compiled before serving",
+            )
+
+
+compile_gate = CompileGate()
+"""The gate of this process."""

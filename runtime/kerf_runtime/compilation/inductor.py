@@ -20,7 +20,7 @@ from torch import fx
 
 from kerf_runtime.compilation.artifact import CompiledArtifact
 from kerf_runtime.compilation.assumptions import check_assumptions
-from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.loader import SUPPORTED_TORCH, parse_wrapper
 from kerf_runtime.errors import CompileError, ConfigError
 
@@ -155,6 +155,7 @@ def compile_piece(
     """
     from torch._inductor import config, standalone_compile
 
+    compile_gate.check("the compilation of a piece")
     fake_mode = next(v.fake_mode for v in example_values if hasattr(v, "fake_mode"))
     context = torch._guards.TracingContext(fake_mode)
     settings = {**_DEFAULT_OPTIONS, **options}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from kerf_runtime.compilation.assumptions import check_assumptions
-from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.plan import InputRef
 from kerf_runtime.errors import CompileError, GraphBreakError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
@@ -52,6 +52,7 @@ def trace_forward(model: nn.Module, arguments: dict[str, Tensor]) -> TracedGraph
         CompileError: a graph input that is no argument, size, parameter or buffer; or the graph holds
             for some numbers of tokens only.
     """
+    compile_gate.check(f"a trace of {type(model).__name__}")
     captured: list[TracedGraph] = []
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from kerf_runtime.compilation.counters import compile_gate
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.failures import describe_failure
 from kerf_runtime.engine.messages import (
@@ -242,6 +243,7 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
 
         core = EngineCore(args, spawned=spawned)
         core.startup(_Announcer(send))
+        compile_gate.open = False
         send(core.started_message())
         EngineLoop(core, inbox, send).run()
     # The border of the process: whatever happened must reach the parent as a message.
