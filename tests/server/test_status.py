@@ -6,8 +6,8 @@ import pytest
 from tests.server.fakes import COUNTERS, FakeClient
 
 from kerf_runtime import __version__
+from kerf_runtime.engine.failures import error_of
 from kerf_runtime.engine.messages import Failed, Phase
-from kerf_runtime.server.state import error_from_failed
 from kerf_runtime.stats import EngineStats
 
 
@@ -41,7 +41,7 @@ def test_a_failed_engine_turns_ready_and_health_503_with_the_reason(serve):
 
 @pytest.mark.parametrize("kind", ["ModelError", "CacheError", "EngineError", "Nonsense", "os"])
 def test_a_failure_becomes_the_error_it_was(kind):
-    error = error_from_failed(Failed(kind=kind, what="a", where="b", hint="c"))
+    error = error_of(Failed(kind=kind, what="a", where="b", hint="c"))
     expected = kind if kind in ("ModelError", "CacheError") else "EngineError"
     assert type(error).__name__ == expected
     assert str(error) == "b: a. c"

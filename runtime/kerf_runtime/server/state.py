@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kerf_runtime import errors
+from kerf_runtime.engine.failures import error_of
 from kerf_runtime.engine.messages import AddRequest, Failed, Phase, Started, TokenOutput
-from kerf_runtime.errors import EngineError, KerfError
+from kerf_runtime.errors import KerfError
 
 __all__ = [
     "ChatTokenizer",
@@ -20,7 +20,6 @@ __all__ = [
     "Readiness",
     "ServerSettings",
     "ServerState",
-    "error_from_failed",
 ]
 
 
@@ -117,7 +116,7 @@ class ServerState:
         if self.failure is not None:
             return self.failure
         failed = self.client.failed
-        return None if failed is None else error_from_failed(failed)
+        return None if failed is None else error_of(failed)
 
     def readiness(self) -> Readiness:
         """The answer of ``/ready``."""
@@ -139,11 +138,3 @@ class ServerState:
             self.draining_since is not None
             and time.monotonic() - self.draining_since >= self.settings.drain_lag_seconds
         )
-
-
-def error_from_failed(failed: Failed) -> KerfError:
-    """The engine's last words as the exception they were."""
-    kind = getattr(errors, failed.kind, EngineError)
-    if not (isinstance(kind, type) and issubclass(kind, KerfError)):
-        kind = EngineError
-    return kind(failed.what, where=failed.where, hint=failed.hint)
