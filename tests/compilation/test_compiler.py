@@ -176,6 +176,18 @@ def test_every_patch_release_of_a_tested_version_is_accepted(monkeypatch, versio
     check_torch_version()
 
 
+def test_a_whole_forward_with_attention_inside_is_one_piece():
+    loaded = models.tiny(2)
+    with compilation_counter.expect(
+        pieces_seen=1, capturable_pieces_seen=1, inductor_compilations=1
+    ):
+        prepared = prepare(loaded, open_cache(None, "whole"), spec=make_spec(splittingOps=[]))
+    (step,) = prepared.artifact.plan.steps
+    assert step.kind == "piece"
+    for tokens in (1, 5, 32):
+        torch.testing.assert_close(run(prepared.forward, tokens), run(loaded.model, tokens))
+
+
 def test_in_place_writes_and_views_survive_compilation_as_one_piece():
     model = models.WritesInPlace().eval()
     loaded = models.LoadedModel(model, models.TinyConfig(), ())
