@@ -19,8 +19,6 @@ class ConfigReason(StrEnum):
     LEVEL_TOO_LOW = "LevelTooLow"
     EMPTY_SPLITTING_OPS = "EmptySplittingOps"
     ATTENTION_BACKEND_LIMIT = "AttentionBackendLimit"
-    PLATFORM_UNSUPPORTED = "PlatformUnsupported"
-    BATCH_LIMIT = "BatchLimit"
 
 
 class CacheReason(StrEnum):

@@ -178,7 +178,8 @@ def compile_piece(
         raise CompileError(
             f"Inductor changed the piece's inputs from {len(example_values)} to {wrapper.num_inputs}"
         )
-    libraries = tuple(_library(kernel.argument_types, kernel.source) for kernel in wrapper.kernels)
+    with config.patch(settings):  # the same flags find the same files
+        libraries = tuple(_library(k.argument_types, k.source) for k in wrapper.kernels)
     return CompiledArtifact(sources[0], libraries, wrapper.num_inputs)
 
 
