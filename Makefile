@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat requirements/*.lock pyproject.toml | sha256sum | cut -c1-16)
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 export KERF_REQUIRE_CLUSTER ?= 1
+# Two test processes: half of the tests wait for other processes. WORKERS=0 runs everything in one.
+WORKERS ?= 2
+CONTROL_PLANE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler etcd kubectl helm
 
 .PHONY: help setup demo test lint unit cluster-demo cluster-test cluster-down bench locks crds clean
 
@@ -39,7 +42,8 @@ lint: setup ## formatting, lint, types, layers
 	$(BIN)/mypy -p kerf_runtime -p kerf_operator
 
 unit: setup ## the tests alone, for example: make unit ARGS="tests/cache -x"
-	$(BIN)/python -m pytest -m "not node" $(ARGS)
+	@$(BIN)/python -m hack.cluster binaries $(CONTROL_PLANE_BINARIES) || test "$(KERF_REQUIRE_CLUSTER)" != 1
+	$(BIN)/python -m pytest -m "not node" -n $(WORKERS) --dist loadfile $(ARGS)
 
 cluster-demo: setup ## the example through a real cluster on this machine: helm, Job, PVC, pods, client
 	@$(BIN)/python -m hack.cluster_demo

@@ -8,6 +8,7 @@ CI sets it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from hack.cluster.binaries import Binaries
 from hack.cluster.controlplane import CONTROL_PLANE
 from hypothesis import HealthCheck, settings
 
+from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.engine.threads import prepare_environment
 
 # Before any test imports torch: threads that spin while they wait make a busy machine crawl.
@@ -58,3 +60,10 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
         pytest.skip(f"no control plane: {reason}")
     with run_control_plane() as plane:
         yield plane
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_counters() -> None:
+    """Counters are process-wide: one module's refused captures are not the next one's."""
+    for field in dataclasses.fields(compilation_counter):
+        setattr(compilation_counter, field.name, 0)
