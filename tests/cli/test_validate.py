@@ -5,13 +5,18 @@ from __future__ import annotations
 from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint
 
 from kerf_runtime.config import cache_key, declared_factors, load_document
+from kerf_runtime.models import model_config_digest
 
 
 def test_a_right_document_says_its_name_and_key(kerf, document):
     done = kerf("validate", "-f", document)
     key = cache_key(declared_factors(load_document(document).spec, image="local"))
     assert done.code == 0
-    assert done.out.splitlines() == ["demo: valid", "served name  demo", f"cache key    {key}"]
+    assert done.out.splitlines() == [
+        "demo: valid",
+        "served name  demo",
+        f"cache key    {key} (in a cluster, for the image in KERF_IMAGE)",
+    ]
 
 
 def test_the_key_depends_on_the_image(kerf, document, monkeypatch):
@@ -28,7 +33,12 @@ def test_a_document_that_compiles_nothing_has_no_key(kerf, document):
 def test_with_a_model_it_shows_what_will_be_in_force_and_why(kerf, document, tmp_path):
     model = write_tiny_checkpoint(tmp_path / "model")
     arguments = ("validate", "-f", document, "--model-path", model)
-    effective = kerf(*arguments, "--json").json["effective"]
+    shown = kerf(*arguments, "--json").json
+    factors = declared_factors(
+        load_document(document).spec, image="local", model_config_digest=model_config_digest(model)
+    )
+    assert shown["cacheKey"] == cache_key(factors)  # the one that `kerf run` uses here
+    effective = shown["effective"]
     assert effective["max_model_len"] == MAX_LENGTH
     assert effective["dtype"] == "float32"
     text = kerf(*arguments, "--set", "compilation.level=0").out

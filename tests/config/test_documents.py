@@ -216,3 +216,10 @@ def test_documents_cannot_be_changed():
     found = parse_document(document(), where="file")
     with pytest.raises(ValueError, match="frozen"):
         found.spec.replicas = 3
+
+
+def test_a_key_given_twice_is_an_error_that_names_it_and_its_line(write) -> None:
+    text = "apiVersion: kerf.dev/v1alpha1\nkind: ModelDeployment\nspec:\n  replicas: 1\n  replicas: 2\n"
+    message = fails(write(text))
+    assert "'replicas' is given twice" in message
+    assert "line 4" in message

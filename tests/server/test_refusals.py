@@ -71,6 +71,7 @@ def test_bytes_that_are_no_text_are_400(serve):
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 1.1}, "top_p", "less than or equal to 1"),
         ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"top_k": 10**20}, "top_k", "less than or equal to"),
         ({"seed": 2**63}, "seed", "less than or equal to"),
         ({"n": 2}, "n", "should be 1"),
         ({"stop": ""}, "stop", "empty"),

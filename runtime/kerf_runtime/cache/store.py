@@ -213,7 +213,7 @@ def write_error(where: Path, error: OSError) -> CacheError:
     return CacheError(
         f"cannot write: {error.strerror}",
         where=str(error.filename or where),
-        hint="Mount the volume writable for this user, or pass --cache-read-only",
+        hint="Mount the volume writable for this user; what only reads it is kerf serve --cache-read-only",
     )
 
 

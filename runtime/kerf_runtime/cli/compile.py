@@ -73,7 +73,7 @@ def compile_command(
         echo_json({"event": "done", **result})
     else:
         click.echo(
-            f"{result['key']}: {result['result']}, {human_bytes(result['sizeBytes'])}, "
+            f"{result['key']}: {result['result']} ({result['reason']}), {human_bytes(result['sizeBytes'])}, "
             f"{human_seconds(result['seconds'])}"
         )
 
@@ -108,7 +108,8 @@ def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, A
     """Make sure that the cache holds the compiled model of ``args``.
 
     Returns:
-        ``key``, ``result`` (``published`` or ``hit``), ``sizeBytes``, ``seconds``, ``counters``,
+        ``key``, ``result`` (``published`` or ``hit``), ``reason`` and ``message`` (the verdict about what
+        was there before), ``sizeBytes``, ``seconds``, ``counters``,
         ``gate`` (numbers of the numerical gate) and ``phases`` (seconds).
 
     Raises:
@@ -138,6 +139,8 @@ def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, A
     return {
         "key": compiled.cache.key,
         "result": "hit" if hit else "published",
+        "reason": compiled.cache.verdict.reason,
+        "message": compiled.cache.verdict.message,
         "sizeBytes": manifest.total_bytes,
         "seconds": round(time.monotonic() - started, 3),
         "counters": compilation_counter.snapshot(),

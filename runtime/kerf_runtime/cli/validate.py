@@ -27,7 +27,7 @@ def validate(
     from kerf_runtime.cli.document import read_document
 
     document = read_document(file, overrides)
-    result = _describe(document)
+    result = _describe(document, model_path)
     if model_path is not None:
         result["effective"] = _effective(document, model_path)
     if as_json:
@@ -35,7 +35,9 @@ def validate(
         return
     click.echo(f"{document.name}: valid")
     click.echo(f"served name  {result['servedName']}")
-    click.echo(f"cache key    {result['cacheKey'] or 'none (nothing is compiled)'}")
+    where = "here" if model_path is not None else "in a cluster, for the image in KERF_IMAGE"
+    key = result["cacheKey"]
+    click.echo(f"cache key    {f'{key} ({where})' if key else 'none (nothing is compiled)'}")
     effective = result.get("effective")
     if effective is None:
         return
@@ -51,16 +53,25 @@ def validate(
         )
 
 
-def _describe(document: ModelDeploymentDocument) -> dict[str, Any]:
-    """What follows from the document alone; the key is the one that the operator computes."""
+def _describe(document: ModelDeploymentDocument, model_path: Path | None) -> dict[str, Any]:
+    """What follows from the document, and the key.
+
+    With a model path it is the key of ``kerf run`` here; without one, the key that the operator computes
+    for the runtime image named by ``KERF_IMAGE``.
+    """
     import os
 
     from kerf_runtime.config import cache_key, declared_factors, needs_compile_cache
+    from kerf_runtime.models import model_config_digest
 
     spec = document.spec
     key = None
     if needs_compile_cache(spec):
-        key = cache_key(declared_factors(spec, image=os.environ.get("KERF_IMAGE") or "local"))
+        if model_path is not None:
+            engine_args(document, model_path=model_path, cache_dir=None)  # checks the path
+        checkpoint = None if model_path is None else model_config_digest(model_path)
+        image = os.environ.get("KERF_IMAGE") or "local"
+        key = cache_key(declared_factors(spec, image=image, model_config_digest=checkpoint))
     return {
         "name": document.name,
         "servedName": document.served_name,

@@ -8,7 +8,7 @@ derive from it.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -53,7 +53,7 @@ def parse_quantity(text: str) -> int:
     match = _QUANTITY.match(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a quantity of bytes; write for example 512Mi or 2Gi")
-    return int(Decimal(match["number"]) * _SUFFIX[match["suffix"]])
+    return int(Fraction(match["number"]) * _SUFFIX[match["suffix"]])
 
 
 def _check_quantity(text: str) -> str:

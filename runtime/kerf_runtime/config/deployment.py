@@ -424,6 +424,20 @@ def parse_document(data: Any, *, where: str) -> ModelDeploymentDocument:
     return ModelDeploymentDocument(name=name, spec=spec)
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice!r} is given twice", node.start_mark
+            )
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
 def load_document(path: Path) -> ModelDeploymentDocument:
     """The one ModelDeployment of a YAML file; other kinds in the same file are skipped.
 
@@ -432,7 +446,9 @@ def load_document(path: Path) -> ModelDeploymentDocument:
     """
     where = str(path)
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
+        documents = [
+            d for d in yaml.load_all(path.read_text(), Loader=_UniqueKeys) if d is not None
+        ]
     except OSError as error:
         raise ConfigError(f"cannot read the file: {error.strerror}", where=where) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -95,7 +95,7 @@ class SamplingFields(BaseModel):
         None,
         description="Draw from the most likely tokens that make up this probability. Default 1.",
     )
-    top_k: Annotated[int, Field(ge=-1)] | None = Field(
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
         None, description="Draw from this many of the most likely tokens; 0 and -1: all. Default 0."
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
