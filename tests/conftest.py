@@ -30,6 +30,11 @@ settings.register_profile("kerf", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("kerf")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow modules first: the other test process works through the rest meanwhile."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Obtain the binaries before the first test: no test's timeout covers a ten-minute build."""
     needing = [item for item in session.items if "control_plane" in _fixtures(item)]
