@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,11 @@ from hypothesis import HealthCheck, settings
 
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.engine.threads import prepare_environment
+
+# A shell that starts the tests in the background makes them ignore interrupts, and every process that
+# they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any test imports torch: threads that spin while they wait make a busy machine crawl.
 prepare_environment()
