@@ -43,7 +43,7 @@ lint: setup ## formatting, lint, types, layers
 
 unit: setup ## the tests alone, for example: make unit ARGS="tests/cache -x"
 	@$(BIN)/python -m hack.cluster binaries $(CONTROL_PLANE_BINARIES) || test "$(KERF_REQUIRE_CLUSTER)" != 1
-	$(BIN)/python -m pytest -m "not node" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not node" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 cluster-demo: setup ## the example through a real cluster on this machine: helm, Job, PVC, pods, client
 	@$(BIN)/python -m hack.cluster_demo
