@@ -54,7 +54,10 @@ def kerf(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         "KERF_API_KEY",
         "KERF_LOG_LEVEL",
     ):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(
+            name, ""
+        )  # so that what a command sets itself (--debug) is undone as well
+        monkeypatch.delenv(name)
     handlers = list(logging.root.handlers)
 
     def call(*arguments: object) -> Done:
