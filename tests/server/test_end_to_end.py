@@ -144,6 +144,8 @@ def test_serving_from_the_read_only_cache_traces_and_compiles_nothing(setup, ser
     assert ready["counters"]["inductor_compilations"] == 0
     # Short phases of a tiny model may pass between two looks; the import of torch never does.
     assert "import" in [event["phase"] for event in server.events if event["event"] == "phase"]
+    startup = server.http.get("/debug/graphs").json()["startup"]
+    assert {"import", "weights", "capture"} <= set(startup)
 
 
 def test_answers_are_the_same_streamed_in_a_batch_and_alone(server):
