@@ -24,6 +24,7 @@ class CompilationCounter:
     capturable_pieces_seen: int = 0
     backend_compilations: int = 0
     inductor_compilations: int = 0
+    static_compilations: int = 0
     artifacts_saved: int = 0
     artifacts_loaded: int = 0
     graphs_captured: int = 0
@@ -31,6 +32,11 @@ class CompilationCounter:
     guards_evaluated: int = 0
     compilations_after_startup: int = 0
     captures_after_startup: int = 0
+    noop_matches: int = 0
+    norm_quant_matches: int = 0
+    activation_quant_matches: int = 0
+    attention_quant_matches: int = 0
+    functionalization_matches: int = 0
 
     def snapshot(self) -> dict[str, int]:
         """The counts as a plain dictionary."""
