@@ -1,0 +1,119 @@
+"""FP8 quantisation operators: ``kerf::static_scaled_fp8_quant`` and ``kerf::dynamic_per_token_fp8_quant``.
+
+FP8 is ``torch.float8_e4m3fn``, whose largest finite value is 448.  A quantised value stands for
+``q * scale``; scales are float32.  The native functions are the one definition of the numbers: they are
+what Inductor sees, what the CPU runs, and what the Triton kernels are compared with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_fake
+
+__all__ = [
+    "FP8",
+    "FP8_MAX",
+    "SMALLEST_SCALE",
+    "check_scale",
+    "dynamic_per_token_fp8_quant_native",
+    "empty_fp8",
+    "empty_row_scale",
+    "static_scaled_fp8_quant_native",
+]
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+SMALLEST_SCALE = 2.0**-100
+"""Floor of a dynamic scale: a row of zeros has some scale, and no scale is a denormal number."""
+
+
+def static_scaled_fp8_quant_native(x: Tensor, scale: Tensor) -> Tensor:
+    """Quantise with a scale that is known beforehand.
+
+    Args:
+        x: [..., E].
+        scale: float32 [1].
+
+    Returns:
+        FP8 [..., E]: ``x / scale`` clamped to +-448 and rounded to nearest even.
+    """
+    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def dynamic_per_token_fp8_quant_native(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise every row with the scale that maps its largest magnitude to 448.
+
+    Args:
+        x: [..., E].
+
+    Returns:
+        FP8 [..., E] and float32 [..., 1].
+    """
+    wide = x.float()
+    scale = (wide.abs().amax(dim=-1, keepdim=True) / FP8_MAX).clamp(min=SMALLEST_SCALE)
+    return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+def empty_fp8(like: Tensor) -> Tensor:
+    """A contiguous FP8 tensor of the shape of ``like``."""
+    return torch.empty(like.shape, dtype=FP8, device=like.device)
+
+
+def empty_row_scale(like: Tensor) -> Tensor:
+    """One float32 scale per row of ``like``: [..., 1]."""
+    return torch.empty((*like.shape[:-1], 1), dtype=torch.float32, device=like.device)
+
+
+def check_scale(scale: Tensor) -> None:
+    """Refuse what is no per-tensor scale."""
+    torch._check(
+        scale.dtype is torch.float32 and scale.numel() == 1,
+        lambda: f"scale must be one float32 value, found {scale.dtype} {list(scale.shape)}",
+    )
+
+
+# A module-level owner: the registration lives as long as the Library object.
+_library = Library("kerf", "FRAGMENT")
+_library.define("static_scaled_fp8_quant(Tensor x, Tensor scale) -> Tensor")
+_library.define("dynamic_per_token_fp8_quant(Tensor x) -> (Tensor, Tensor)")
+
+
+def _static_cpu(x: Tensor, scale: Tensor) -> Tensor:
+    check_scale(scale)
+    return static_scaled_fp8_quant_native(x, scale).contiguous()
+
+
+def _static_cuda(x: Tensor, scale: Tensor) -> Tensor:
+    from kerf_runtime.ops.triton import quant  # Triton is for processes that run on a GPU only
+
+    check_scale(scale)
+    return quant.static_scaled_fp8_quant(x, scale)
+
+
+def _dynamic_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    q, scale = dynamic_per_token_fp8_quant_native(x)
+    return q.contiguous(), scale.contiguous()
+
+
+def _dynamic_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
+    from kerf_runtime.ops.triton import quant
+
+    return quant.dynamic_per_token_fp8_quant(x)
+
+
+_library.impl("static_scaled_fp8_quant", _static_cpu, "CPU")
+_library.impl("static_scaled_fp8_quant", _static_cuda, "CUDA")
+_library.impl("dynamic_per_token_fp8_quant", _dynamic_cpu, "CPU")
+_library.impl("dynamic_per_token_fp8_quant", _dynamic_cuda, "CUDA")
+
+
+@register_fake("kerf::static_scaled_fp8_quant", lib=_library)
+def _static_fake(x: Tensor, scale: Tensor) -> Tensor:
+    check_scale(scale)
+    return empty_fp8(x)
+
+
+@register_fake("kerf::dynamic_per_token_fp8_quant", lib=_library)
+def _dynamic_fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    return empty_fp8(x), empty_row_scale(x)
