@@ -19,6 +19,10 @@ class ConfigReason(StrEnum):
     LEVEL_TOO_LOW = "LevelTooLow"
     EMPTY_SPLITTING_OPS = "EmptySplittingOps"
     ATTENTION_BACKEND_LIMIT = "AttentionBackendLimit"
+    PLATFORM_UNSUPPORTED = "PlatformUnsupported"
+    SPLITTING_OPS_LIMIT = "SplittingOpsLimit"
+    EAGER_BACKEND = "EagerBackend"
+    MISSING_DEPENDENCY = "MissingDependency"
 
 
 class CacheReason(StrEnum):
@@ -49,7 +53,11 @@ class DispatchReason(StrEnum):
 
 @dataclass(frozen=True)
 class ReasonedChange:
-    """One difference between what was requested and what is in force."""
+    """One difference between what was requested and what is in force.
+
+    A warning has the same form with ``requested`` equal to ``effective``: it is as asked, and may still
+    not do what was hoped for.
+    """
 
     field: str
     requested: str

@@ -82,13 +82,42 @@ def test_an_empty_list_of_sizes_is_an_error_that_names_the_field():
         parse_document(data, where="file.yaml")
 
 
-def test_a_size_above_the_largest_step_is_an_error_that_names_both_numbers():
-    wanted = spec(engine={"maxNumBatchedTokens": 64}, compilation={"captureSizes": [8, 65]})
-    with pytest.raises(ConfigError) as raised:
-        resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
-    assert raised.value.where == "compilation.captureSizes"
-    assert "65" in raised.value.what
-    assert "64" in raised.value.what
+SIZES = {"captureSizes": [8, 65]}
+STATIC = {"compileSizes": ["cudagraph_capture_sizes"]}
+
+
+@pytest.mark.parametrize(
+    ("field", "compilation", "engine"),
+    [
+        ("captureSizes", SIZES, {}),
+        ("captureSizes", {**SIZES, **STATIC, "cudagraphMode": "NONE"}, {}),
+        ("captureSizes", {**SIZES, **STATIC}, {"enforceEager": True}),
+        ("compileSizes", {"compileSizes": [8, 65, 66, "cudagraph_capture_sizes"]}, {}),
+        ("compileSizes", {"compileSizes": [65], "level": 0}, {}),
+    ],
+)
+def test_a_size_above_the_largest_step_is_an_error_that_names_the_field_and_both_numbers(
+    field, compilation, engine
+):
+    words = rf"compilation\.{field} holds 65, above engine\.maxNumBatchedTokens 64: no step is that"
+    data = document()
+    engine = {"maxNumBatchedTokens": 64, **engine}
+    data["spec"] = {**data["spec"], "engine": engine, "compilation": compilation}
+    with pytest.raises(ConfigError, match=words):
+        parse_document(data, where="file.yaml")
+
+
+@pytest.mark.parametrize(
+    ("compilation", "engine"),
+    [
+        ({**SIZES, "cudagraphMode": "NONE"}, {}),
+        ({**SIZES, "cudagraphMode": "NONE", "compileSizes": [64]}, {}),
+        (SIZES, {"enforceEager": True}),
+        ({"captureSizes": [64], "compileSizes": [64]}, {}),
+    ],
+)
+def test_sizes_that_nothing_uses_may_be_above_the_largest_step(compilation, engine):
+    spec(engine={"maxNumBatchedTokens": 64, **engine}, compilation=compilation)
 
 
 def test_a_step_too_small_for_a_full_decode_batch_is_an_error_that_names_both_numbers():

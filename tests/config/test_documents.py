@@ -61,7 +61,7 @@ def test_the_served_name_replaces_the_name_in_the_api(write):
     [
         ({"replica": 2}, "replica", "unknown field"),
         ({"compilation": {"levle": 3}}, "compilation.levle", "unknown field"),
-        ({"compilation": {"level": 2}}, "compilation.level", "got 2"),
+        ({"compilation": {"level": 4}}, "compilation.level", "got 4"),
         ({"compilation": {"cudagraphMode": "SOME"}}, "compilation.cudagraphMode", "got 'SOME'"),
         ({"engine": {"kvCacheMemory": "lots"}}, "engine.kvCacheMemory", "got 'lots'"),
         ({"engine": {"maxNumSeqs": 0}}, "engine.maxNumSeqs", "got 0"),

@@ -43,7 +43,7 @@ class JobSettings(ConfigModel):
 class CompileCacheSpec(ConfigModel):
     """Compiled artifacts for one cache key on one claim; immutable but for job and tokens."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         (
             "self.key == oldSelf.key && self.claimName == oldSelf.claimName && self.image == oldSelf.image",
             "key, claimName and image are immutable: another key or claim is another CompileCache",

@@ -2,7 +2,8 @@
 
 Structural means: no ``$ref``, a type at every node, unions only where Kubernetes has a word for them.
 ``Optional`` fields lose their ``null`` (a field is absent or has its type), also inside defaults, and ``cel_rules`` of a model become
-``x-kubernetes-validations`` of its node.
+``x-kubernetes-validations`` of its node: pairs of rule and message, or triples with an expression that
+puts the offending value into the message.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _node(
     rules = getattr(models.get(name or ""), "cel_rules", ())
     if rules:
         result["x-kubernetes-validations"] = [
-            {"rule": rule, "message": message} for rule, message in rules
+            dict(zip(("rule", "message", "messageExpression"), rule, strict=False))
+            for rule in rules
         ]
     return result
 

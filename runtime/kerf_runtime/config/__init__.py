@@ -5,8 +5,11 @@ from kerf_runtime.config.compilation import (
     ATTENTION_OPS,
     CompilationConfig,
     CompilationLevel,
+    CompilerBackendName,
     CUDAGraphMode,
 )
+from kerf_runtime.config.custom_ops import CUSTOM_OP_NAMES, resolve_custom_ops
+from kerf_runtime.config.declared import default_capture_sizes
 from kerf_runtime.config.deployment import (
     API_VERSION,
     KIND,
@@ -18,7 +21,7 @@ from kerf_runtime.config.deployment import (
     load_document,
     parse_document,
 )
-from kerf_runtime.config.engine import DType, EngineConfig
+from kerf_runtime.config.engine import DType, EngineConfig, Quantization
 from kerf_runtime.config.key import (
     cache_key,
     compile_document,
@@ -26,24 +29,27 @@ from kerf_runtime.config.key import (
     digest,
     needs_compile_cache,
 )
+from kerf_runtime.config.passes import PASS_VERSIONS, PassConfig, pass_uuids
 from kerf_runtime.config.resolve import (
     AttentionGraphSupport,
     EffectiveConfig,
     PlatformFacts,
-    default_capture_sizes,
     resolve,
 )
 
 __all__ = [
     "API_VERSION",
     "ATTENTION_OPS",
+    "CUSTOM_OP_NAMES",
     "KIND",
+    "PASS_VERSIONS",
     "AttentionGraphSupport",
     "CUDAGraphMode",
     "CachePolicy",
     "CacheVerification",
     "CompilationConfig",
     "CompilationLevel",
+    "CompilerBackendName",
     "ConfigModel",
     "DType",
     "DeletionPolicy",
@@ -51,7 +57,9 @@ __all__ = [
     "EngineConfig",
     "ModelDeploymentDocument",
     "ModelDeploymentSpec",
+    "PassConfig",
     "PlatformFacts",
+    "Quantization",
     "cache_key",
     "compile_document",
     "config_error",
@@ -62,5 +70,7 @@ __all__ = [
     "needs_compile_cache",
     "parse_document",
     "parse_quantity",
+    "pass_uuids",
     "resolve",
+    "resolve_custom_ops",
 ]

@@ -1,20 +1,27 @@
-"""What to compile and how to capture it: levels, CUDA-graph modes, capture sizes."""
+"""What to compile and how to capture it: levels, back ends, passes, CUDA-graph modes, sizes."""
 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 from kerf_runtime.config.base import ConfigModel
+from kerf_runtime.config.custom_ops import CUSTOM_OP_NAMES, CustomOpChoice, resolve_custom_ops
+from kerf_runtime.config.passes import PassConfig
+from kerf_runtime.errors import ConfigError
 
 __all__ = [
     "ATTENTION_OPS",
+    "CAPTURE_SIZES",
+    "MAX_SIZE",
     "CUDAGraphMode",
     "CompilationConfig",
     "CompilationLevel",
+    "CompilerBackendName",
     "InductorValue",
+    "PassConfig",
 ]
 
 ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
@@ -24,11 +31,51 @@ InductorValue = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 """JSON values only: infinity has no JSON form, and the document travels to the pods as JSON."""
 
 
+MAX_SIZE = 65536
+"""Largest number of tokens that a step, a graph or a static compilation can have."""
+
+CAPTURE_SIZES = "cudagraph_capture_sizes"
+"""The entry of ``compileSizes`` that stands for every capture size."""
+
+
+def _compile_size(value: object) -> int | str:
+    if value == CAPTURE_SIZES:
+        return CAPTURE_SIZES
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE:
+        return value
+    raise ValueError(f"a size is a number of tokens from 1 to {MAX_SIZE}, or {CAPTURE_SIZES}")
+
+
+CompileSize = Annotated[
+    int | str,
+    PlainValidator(_compile_size),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "minimum": 1,
+            "maximum": MAX_SIZE,
+            "pattern": f"^{CAPTURE_SIZES}$",
+            "maxLength": len(CAPTURE_SIZES),
+        }
+    ),
+]
+"""A number of tokens or ``cudagraph_capture_sizes``; the schema shows the same rule to the API server."""
+
+
 class CompilationLevel(IntEnum):
-    """How much of the compiler is used."""
+    """How much of the compiler is used.  1 and 2 are for debugging and never cached."""
 
     NO_COMPILATION = 0
+    DYNAMO_AS_IS = 1
+    DYNAMO_ONCE = 2
     PIECEWISE = 3
+
+
+class CompilerBackendName(StrEnum):
+    """What turns a piece of the graph into something that runs."""
+
+    INDUCTOR = "inductor"
+    EAGER = "eager"
 
 
 class CUDAGraphMode(StrEnum):
@@ -74,9 +121,42 @@ class CUDAGraphMode(StrEnum):
 class CompilationConfig(ConfigModel):
     """How the model is compiled, split and captured."""
 
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
+        (
+            "!has(self.customOps) || !('all' in self.customOps && 'none' in self.customOps)",
+            "customOps: all and none contradict each other",
+        ),
+        *(
+            (
+                f"!has(self.customOps) || !('+{name}' in self.customOps && '-{name}' in self.customOps)",
+                f"customOps: +{name} and -{name} contradict each other",
+            )
+            for name in CUSTOM_OP_NAMES
+        ),
+    )
+
     level: CompilationLevel = Field(
         CompilationLevel.PIECEWISE,
-        description="0 runs eagerly; 3 traces once, splits at the splitting ops and compiles every piece. Default 3.",
+        description=(
+            "0 runs eagerly. 1 is torch.compile as it is, which may trace again (for debugging). 2 traces once and "
+            "runs the compiled forward without guards (for debugging). 3 traces once, splits at the splitting ops, "
+            "compiles every piece and caches the result. Only level 3 uses the compile cache. Default 3."
+        ),
+    )
+    backend: CompilerBackendName = Field(
+        CompilerBackendName.INDUCTOR,
+        description=(
+            "What compiles the traced graph. inductor: optimised kernels. eager: the graph as it was traced, for "
+            "debugging. Default inductor."
+        ),
+    )
+    custom_ops: list[CustomOpChoice] | None = Field(
+        None,
+        max_length=16,
+        description=(
+            "Layers that run as custom operators instead of ATen operators that Inductor can fuse: all or none, "
+            f"then +name and -name for {', '.join(CUSTOM_OP_NAMES)}. Default: none when Inductor compiles, else all."
+        ),
     )
     cudagraph_mode: CUDAGraphMode = Field(
         CUDAGraphMode.FULL_AND_PIECEWISE,
@@ -87,14 +167,34 @@ class CompilationConfig(ConfigModel):
             "What is really in force, and why, is in status.graphs."
         ),
     )
-    capture_sizes: list[Annotated[int, Field(ge=1, le=65536)]] | None = Field(
+    capture_sizes: list[Annotated[int, Field(ge=1, le=MAX_SIZE)]] | None = Field(
         None,
         min_length=1,
         max_length=256,
         description=(
             "Batch sizes, in tokens, that get a recorded graph. Duplicates are dropped and the list is sorted. "
-            "Default: 1, 2, 4, then multiples of 8 up to maxNumSeqs. Changing it never recompiles."
+            "Default: 1, 2, 4, then multiples of 8 up to maxNumSeqs. Changing it never recompiles, unless compileSizes names cudagraph_capture_sizes."
         ),
+    )
+    compile_sizes: list[CompileSize] | None = Field(
+        None,
+        max_length=64,
+        description=(
+            "Batch sizes, in tokens, for which every piece is also compiled with static shapes, tuned for exactly "
+            "that size. cudagraph_capture_sizes stands for every capture size, which then becomes part of the cache "
+            "key. Duplicates are dropped and the list is sorted. Level 3 with inductor only. Default: none."
+        ),
+    )
+    cudagraph_copy_inputs: bool = Field(
+        False,
+        description=(
+            "Copy the inputs of every recorded piece into buffers of its own. Only for callers whose inputs move; "
+            "the engine's do not. Default false."
+        ),
+    )
+    passes: PassConfig = Field(
+        PassConfig(),
+        description="Graph passes that run before Inductor generates code. Level 3 with inductor only.",
     )
     splitting_ops: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None,
@@ -118,3 +218,16 @@ class CompilationConfig(ConfigModel):
     @classmethod
     def _sorted_sizes(cls, sizes: list[int] | None) -> list[int] | None:
         return None if sizes is None else sorted(set(sizes))
+
+    @model_validator(mode="after")
+    def _custom_ops_agree(self) -> Self:
+        try:
+            resolve_custom_ops(self.custom_ops, inductor=True)
+        except ConfigError as error:
+            raise ValueError(f"customOps: {error.what}") from None
+        return self
+
+    @property
+    def compiles_capture_sizes(self) -> bool:
+        """Whether every capture size is compiled with static shapes, so that they are part of the key."""
+        return CAPTURE_SIZES in (self.compile_sizes or ())

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from kerf_runtime.config.base import ConfigModel, Quantity, config_error
-from kerf_runtime.config.compilation import CompilationConfig
+from kerf_runtime.config.compilation import CompilationConfig, CUDAGraphMode
 from kerf_runtime.config.engine import EngineConfig
 from kerf_runtime.errors import ConfigError
 
@@ -99,7 +99,7 @@ class OciSource(ConfigModel):
 class ModelSource(ConfigModel):
     """Where the weights come from: exactly one of the fields."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("has(self.pvc) != has(self.oci)", "set exactly one of pvc, oci"),
     )
 
@@ -210,7 +210,7 @@ class ClaimTemplate(ConfigModel):
 class CacheVolume(ConfigModel):
     """The volume of the cache: an existing claim or a template for a new one."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         (
             "!(has(self.existingClaim) && has(self.claimTemplate))",
             "set at most one of existingClaim, claimTemplate",
@@ -254,7 +254,7 @@ class CacheSpec(ConfigModel):
 class AutoscalingSpec(ConfigModel):
     """A HorizontalPodAutoscaler on the serving pods (needs a custom-metrics adapter)."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("self.minReplicas <= self.maxReplicas", "minReplicas must not be above maxReplicas"),
     )
 
@@ -311,10 +311,30 @@ class DeletionPolicy(StrEnum):
 class ModelDeploymentSpec(ConfigModel):
     """A compiled model, deployed: what to serve, how to compile it, where to cache it, how many pods."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         (
             "!(has(self.replicas) && has(self.autoscaling))",
             "set at most one of replicas, autoscaling",
+        ),
+        (
+            "!has(self.compilation.captureSizes) || "
+            "((self.compilation.cudagraphMode == 'NONE' || self.engine.enforceEager) && "
+            "!(has(self.compilation.compileSizes) && "
+            "self.compilation.compileSizes.exists(s, type(s) == string))) || "
+            "self.compilation.captureSizes.all(s, s <= self.engine.maxNumBatchedTokens)",
+            "compilation.captureSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
+            "'compilation.captureSizes holds ' + string(self.compilation.captureSizes.max()) + "
+            "', above engine.maxNumBatchedTokens ' + string(self.engine.maxNumBatchedTokens) + "
+            "': no step is that large'",
+        ),
+        (
+            "!has(self.compilation.compileSizes) || "
+            "self.compilation.compileSizes.all(s, type(s) == string || s <= self.engine.maxNumBatchedTokens)",
+            "compilation.compileSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
+            "'compilation.compileSizes holds ' + string(self.compilation.compileSizes.filter("
+            "s, type(s) == int && s > self.engine.maxNumBatchedTokens)[0]) + "
+            "', above engine.maxNumBatchedTokens ' + string(self.engine.maxNumBatchedTokens) + "
+            "': no step is that large'",
         ),
     )
 
@@ -375,6 +395,26 @@ class ModelDeploymentSpec(ConfigModel):
         if self.replicas is not None and self.autoscaling is not None:
             raise ValueError("set at most one of replicas, autoscaling")
         return self
+
+    @model_validator(mode="after")
+    def _sizes_fit_a_step(self) -> Self:
+        compilation, limit = self.compilation, self.engine.max_num_batched_tokens
+        graphs = compilation.cudagraph_mode is not CUDAGraphMode.NONE
+        captured = graphs and not self.engine.enforce_eager
+        if captured or compilation.compiles_capture_sizes:
+            _check_sizes("captureSizes", (compilation.capture_sizes or [])[-1:], limit)
+        static = [size for size in compilation.compile_sizes or [] if isinstance(size, int)]
+        _check_sizes("compileSizes", static, limit)
+        return self
+
+
+def _check_sizes(field: str, sizes: list[int], limit: int) -> None:
+    above = next((size for size in sizes if size > limit), None)
+    if above is not None:
+        raise ValueError(
+            f"compilation.{field} holds {above}, above engine.maxNumBatchedTokens {limit}: "
+            "no step is that large"
+        )
 
 
 class ModelDeploymentDocument(ConfigModel):

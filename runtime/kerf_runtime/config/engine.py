@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from kerf_runtime.config.base import ConfigModel, Quantity, parse_quantity
 
-__all__ = ["DType", "EngineConfig"]
+__all__ = ["DType", "EngineConfig", "Quantization"]
 
 
 class DType(StrEnum):
@@ -21,10 +21,16 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+class Quantization(StrEnum):
+    """How weights are quantised when they are loaded."""
+
+    FP8 = "fp8"
+
+
 class EngineConfig(ConfigModel):
     """Limits of the engine inside one pod."""
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
         (
             "self.maxNumBatchedTokens >= self.maxNumSeqs",
             "maxNumBatchedTokens must not be below maxNumSeqs: a full decode batch would not fit one step",
@@ -34,6 +40,13 @@ class EngineConfig(ConfigModel):
     dtype: DType = Field(
         DType.AUTO,
         description="Data type of weights and activations. auto: float32 on CPU, else the checkpoint's. Default auto.",
+    )
+    quantization: Quantization | None = Field(
+        None,
+        description=(
+            "fp8: weights of linear layers become 8-bit floats when they are loaded, activations before each GEMM. "
+            "A checkpoint that is FP8 already needs nothing set. Default: as the checkpoint is."
+        ),
     )
     max_model_len: int | None = Field(
         None,

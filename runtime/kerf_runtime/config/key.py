@@ -1,7 +1,9 @@
 """The cache key: which declared facts make compiled artifacts valid.  Pure, no torch.
 
 Two hashes are never mixed.  The *cache key* covers what changes generated code; replicas, probes,
-labels, capture sizes and the CUDA-graph mode are not in it.  The *revision* (what makes pods differ)
+labels and the CUDA-graph mode are not in it, nor are capture sizes unless ``compileSizes`` asks for a
+static compilation of each.  Factors are what is in force, with defaults written out, so that leaving a
+default out and naming it is the same configuration.  The *revision* (what makes pods differ)
 belongs to the operator.
 
 Declared factors can be computed by the operator from the resource alone.  The model is identified by
@@ -16,8 +18,12 @@ import hashlib
 import json
 from typing import Any
 
-from kerf_runtime.config.compilation import ATTENTION_OPS, CompilationLevel
+from kerf_runtime.config import declared
+from kerf_runtime.config.compilation import CompilationLevel
+from kerf_runtime.config.custom_ops import canonical_choices
 from kerf_runtime.config.deployment import ModelDeploymentSpec, ModelSource
+from kerf_runtime.config.engine import EngineConfig
+from kerf_runtime.config.passes import pass_uuids
 
 __all__ = [
     "KEY_FORMAT",
@@ -29,7 +35,7 @@ __all__ = [
     "needs_compile_cache",
 ]
 
-KEY_FORMAT = 1
+KEY_FORMAT = 2
 """Raised when the meaning of a factor or the layout of a cache folder changes."""
 
 
@@ -44,11 +50,11 @@ def digest(value: Any) -> str:
 
 
 def needs_compile_cache(spec: ModelDeploymentSpec) -> bool:
-    """Whether the deployment compiles anything at all."""
-    return (
-        spec.compilation.level is not CompilationLevel.NO_COMPILATION
-        and not spec.engine.enforce_eager
-    )
+    """Whether the deployment has anything to cache: only level 3 makes artifacts that can be loaded.
+
+    Levels 1 and 2 compile in every pod, which is what one debugs them for.
+    """
+    return spec.compilation.level is CompilationLevel.PIECEWISE and not spec.engine.enforce_eager
 
 
 def declared_factors(
@@ -62,7 +68,8 @@ def declared_factors(
         model_config_digest: sha256 of ``config.json`` if the model is a local folder given on the
             command line instead of the source in ``spec``.
     """
-    compilation = spec.compilation
+    compilation, level = spec.compilation, spec.compilation.level
+    with_passes = declared.inductor_compiles_pieces(compilation, level)
     return {
         "format": KEY_FORMAT,
         "model": (
@@ -71,8 +78,13 @@ def declared_factors(
             else _source_identity(spec.model.source)
         ),
         "dtype": spec.engine.dtype.value,
-        "level": int(compilation.level),
-        "splittingOps": _splitting_ops(spec),
+        "quantization": _quantization(spec.engine),
+        "level": int(level),
+        "backend": compilation.backend.value,
+        "splittingOps": list(declared.splitting_ops(compilation)),
+        "customOps": list(declared.custom_ops(compilation, level)),
+        "compileSizes": list(declared.compile_sizes(spec, level)),
+        "passes": pass_uuids(declared.passes(compilation, level)) if with_passes else {},
         "inductorConfig": compilation.inductor_config or {},
         "image": image,
         "accelerator": "cpu",
@@ -88,22 +100,32 @@ def _source_identity(source: ModelSource) -> dict[str, Any]:
     return source.to_document()
 
 
-def _splitting_ops(spec: ModelDeploymentSpec) -> list[str]:
-    """The default written out: leaving it out and naming it is the same configuration."""
-    ops = spec.compilation.splitting_ops
-    return list(ATTENTION_OPS if ops is None else ops)
+def _quantization(engine: EngineConfig) -> str | None:
+    return None if engine.quantization is None else engine.quantization.value
 
 
 def compile_document(spec: ModelDeploymentSpec) -> dict[str, Any]:
     """The part of ``spec`` that the compile Job needs: equal for all specs with the same cache key."""
-    document: dict[str, Any] = {
-        "model": {"source": spec.model.source.to_document()},
-        "engine": {"dtype": spec.engine.dtype.value},
-        "compilation": {
-            "level": int(spec.compilation.level),
-            "splittingOps": _splitting_ops(spec),
-        },
+    compilation, level = spec.compilation, spec.compilation.level
+    engine: dict[str, Any] = {"dtype": spec.engine.dtype.value}
+    if spec.engine.quantization is not None:
+        engine["quantization"] = _quantization(spec.engine)
+    compiled: dict[str, Any] = {
+        "level": int(level),
+        "backend": compilation.backend.value,
+        "splittingOps": list(declared.splitting_ops(compilation)),
+        "customOps": canonical_choices(frozenset(declared.custom_ops(compilation, level))),
+        "passes": declared.passes(compilation, level).to_document(),
     }
-    if spec.compilation.inductor_config:
-        document["compilation"]["inductorConfig"] = dict(spec.compilation.inductor_config)
-    return document
+    sizes = declared.compile_sizes(spec, level)
+    if sizes:
+        compiled["compileSizes"] = list(sizes)
+        # The Job's own step must hold the largest size; its default may be below.
+        engine["maxNumBatchedTokens"] = max(sizes[-1], EngineConfig().max_num_batched_tokens)
+    if compilation.inductor_config:
+        compiled["inductorConfig"] = dict(compilation.inductor_config)
+    return {
+        "model": {"source": spec.model.source.to_document()},
+        "engine": engine,
+        "compilation": compiled,
+    }

@@ -10,9 +10,16 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
 
-from kerf_runtime.config.compilation import ATTENTION_OPS, CompilationLevel, CUDAGraphMode
+from kerf_runtime.config import declared
+from kerf_runtime.config.compilation import (
+    CompilationConfig,
+    CompilationLevel,
+    CompilerBackendName,
+    CUDAGraphMode,
+)
 from kerf_runtime.config.deployment import ModelDeploymentSpec
-from kerf_runtime.config.engine import DType
+from kerf_runtime.config.engine import DType, Quantization
+from kerf_runtime.config.passes import FUSION_PASSES, PassConfig
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
@@ -20,9 +27,11 @@ __all__ = [
     "AttentionGraphSupport",
     "EffectiveConfig",
     "PlatformFacts",
-    "default_capture_sizes",
     "resolve",
 ]
+
+NO_GRAPHS = "none"
+"""``PlatformFacts.graph_backend`` of a platform that cannot record graphs."""
 
 
 class AttentionGraphSupport(IntEnum):
@@ -36,7 +45,11 @@ class AttentionGraphSupport(IntEnum):
 
 @dataclass(frozen=True)
 class PlatformFacts:
-    """What resolution must know about the machine; made by ``kerf_runtime.platforms``."""
+    """What resolution must know about the machine; made by ``kerf_runtime.platforms``.
+
+    Attributes:
+        graph_backend: how graphs are recorded; ``none`` where they cannot be.
+    """
 
     name: str
     graph_backend: str
@@ -47,7 +60,15 @@ class PlatformFacts:
 
 @dataclass(frozen=True)
 class EffectiveConfig:
-    """What is in force, beside what was asked for."""
+    """What is in force, beside what was asked for.
+
+    Attributes:
+        custom_ops: names of the layers that run as custom operators, sorted.
+        compile_sizes: tokens of the static compilations, ascending; empty where no pieces are compiled.
+        passes: the passes that run; all off where Inductor compiles no pieces.
+        changes: every difference, in the order in which it was decided.
+        warnings: what is in force as asked and may still not do what was hoped for.
+    """
 
     requested_level: CompilationLevel
     level: CompilationLevel
@@ -58,25 +79,21 @@ class EffectiveConfig:
     dtype: DType
     max_model_len: int
     platform: PlatformFacts
+    backend: CompilerBackendName
+    custom_ops: tuple[str, ...]
+    compile_sizes: tuple[int, ...]
+    passes: PassConfig
+    cudagraph_copy_inputs: bool
+    quantization: Quantization | None
     changes: tuple[ReasonedChange, ...]
+    warnings: tuple[ReasonedChange, ...]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready description for ``/debug/graphs``."""
         data = asdict(self)
         data["level"], data["requested_level"] = int(self.level), int(self.requested_level)
+        data["passes"] = self.passes.to_document()
         return data
-
-
-def default_capture_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
-    """1, 2, 4, then multiples of 8 up to the first one that holds ``max_num_seqs`` sequences.
-
-    The largest size never exceeds ``max_num_batched_tokens`` and is always exactly reachable.
-    """
-    top = min(
-        -(-max_num_seqs // 8) * 8 if max_num_seqs > 4 else max_num_seqs, max_num_batched_tokens
-    )
-    sizes = {size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= top}
-    return tuple(sorted(sizes | {top}))
 
 
 def resolve(
@@ -93,30 +110,81 @@ def resolve(
     Raises:
         ConfigError: contradictory, impossible, or a downgrade under ``strict``.
     """
-    changes: list[ReasonedChange] = []
     compilation, engine = spec.compilation, spec.engine
-
-    def change(field: str, before: object, after: object, reason: ConfigReason, why: str) -> None:
-        changes.append(ReasonedChange(field, str(before), str(after), reason, why))
-
-    level = compilation.level
-    if engine.enforce_eager and level is not CompilationLevel.NO_COMPILATION:
-        change("level", int(level), 0, ConfigReason.ENFORCE_EAGER, "enforceEager is set")
-        level = CompilationLevel.NO_COMPILATION
-
-    splitting = (
-        ATTENTION_OPS if compilation.splitting_ops is None else tuple(compilation.splitting_ops)
+    level, changes = _level(spec)
+    splitting = declared.splitting_ops(compilation)
+    mode, lowered = _mode(spec, level, splitting, platform)
+    changes += lowered
+    passes = declared.passes(compilation, level)
+    compile_sizes = declared.compile_sizes(spec, level)
+    changes += _switched_off(spec, level, passes, compile_sizes)
+    if compilation.strict and changes:
+        text = "; ".join(
+            f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
+        )
+        raise ConfigError(
+            f"strict is set and the configuration cannot be had as requested: {text}",
+            where="compilation.strict",
+            hint="Request what is supported, or set strict: false",
+        )
+    dtype = engine.dtype
+    if dtype is DType.AUTO:
+        dtype = platform.default_dtype if platform.default_dtype is not DType.AUTO else model_dtype
+    return EffectiveConfig(
+        requested_level=compilation.level,
+        level=level,
+        requested_mode=compilation.cudagraph_mode,
+        mode=mode,
+        capture_sizes=(
+            () if mode is CUDAGraphMode.NONE else declared.requested_capture_sizes(spec)
+        ),
+        splitting_ops=splitting,
+        dtype=dtype,
+        max_model_len=_max_model_len(engine.max_model_len, model_max_len),
+        platform=platform,
+        backend=compilation.backend,
+        custom_ops=declared.custom_ops(compilation, level),
+        compile_sizes=compile_sizes,
+        passes=passes,
+        cudagraph_copy_inputs=compilation.cudagraph_copy_inputs,
+        quantization=engine.quantization,
+        changes=tuple(changes),
+        warnings=_warnings(passes),
     )
-    mode = compilation.cudagraph_mode
+
+
+def _level(spec: ModelDeploymentSpec) -> tuple[CompilationLevel, list[ReasonedChange]]:
+    level, off = spec.compilation.level, CompilationLevel.NO_COMPILATION
+    if not spec.engine.enforce_eager or level is off:
+        return level, []
+    why = "enforceEager is set"
+    return off, [ReasonedChange("level", str(int(level)), "0", ConfigReason.ENFORCE_EAGER, why)]
+
+
+def _mode(
+    spec: ModelDeploymentSpec,
+    level: CompilationLevel,
+    splitting: tuple[str, ...],
+    platform: PlatformFacts,
+) -> tuple[CUDAGraphMode, list[ReasonedChange]]:
+    """The mode in force, lowered one reason at a time."""
+    mode = spec.compilation.cudagraph_mode
+    changes: list[ReasonedChange] = []
 
     def lower(to: CUDAGraphMode, reason: ConfigReason, why: str) -> None:
         nonlocal mode
         if to is not mode:
-            change("cudagraphMode", mode, to, reason, why)
+            changes.append(ReasonedChange("cudagraphMode", str(mode), str(to), reason, why))
             mode = to
 
-    if engine.enforce_eager:
+    if spec.engine.enforce_eager:
         lower(CUDAGraphMode.NONE, ConfigReason.ENFORCE_EAGER, "enforceEager is set")
+    if platform.graph_backend == NO_GRAPHS:
+        lower(
+            CUDAGraphMode.NONE,
+            ConfigReason.PLATFORM_UNSUPPORTED,
+            f"platform {platform.name} cannot record graphs",
+        )
     if mode.requires_piecewise_compilation() and level is not CompilationLevel.PIECEWISE:
         to = (
             CUDAGraphMode.FULL_DECODE_ONLY
@@ -135,46 +203,72 @@ def resolve(
             "with no splitting ops the only piece is the whole forward",
         )
     support = platform.attention_graph_support
-    limit = (
-        f"attention backend {platform.attention_backend} supports {support.name} in a full graph"
-    )
-    if mode.mixed_mode() is CUDAGraphMode.FULL and support < AttentionGraphSupport.ALWAYS:
-        splits = level is CompilationLevel.PIECEWISE and bool(splitting)
-        to = CUDAGraphMode.FULL_AND_PIECEWISE if splits else CUDAGraphMode.FULL_DECODE_ONLY
+    limit = f"attention backend {platform.attention_backend} supports {support.name} in a graph"
+    split_out = declared.attention_is_split_out(splitting)
+
+    def records_attention(part: CUDAGraphMode) -> bool:
+        return part is CUDAGraphMode.FULL or (part is CUDAGraphMode.PIECEWISE and not split_out)
+
+    if records_attention(mode.mixed_mode()) and support < AttentionGraphSupport.ALWAYS:
+        pieces = level is CompilationLevel.PIECEWISE and split_out
+        to = CUDAGraphMode.FULL_AND_PIECEWISE if pieces else CUDAGraphMode.FULL_DECODE_ONLY
         lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
-    if mode.decode_mode() is CUDAGraphMode.FULL and support is AttentionGraphSupport.NEVER:
+    if records_attention(mode.decode_mode()) and support is AttentionGraphSupport.NEVER:
         to = (
             CUDAGraphMode.PIECEWISE if mode.requires_piecewise_compilation() else CUDAGraphMode.NONE
         )
         lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
+    return mode, changes
 
-    if compilation.strict and changes:
-        text = "; ".join(
-            f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
-        )
-        raise ConfigError(
-            f"strict is set and the configuration cannot be had as requested: {text}",
-            where="compilation.strict",
-            hint="Request what is supported, or set strict: false",
-        )
 
-    max_model_len = _max_model_len(engine.max_model_len, model_max_len)
-    sizes = _capture_sizes(spec, mode)
-    dtype = engine.dtype
-    if dtype is DType.AUTO:
-        dtype = platform.default_dtype if platform.default_dtype is not DType.AUTO else model_dtype
-    return EffectiveConfig(
-        requested_level=compilation.level,
-        level=level,
-        requested_mode=compilation.cudagraph_mode,
-        mode=mode,
-        capture_sizes=sizes,
-        splitting_ops=splitting,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        platform=platform,
-        changes=tuple(changes),
+def _switched_off(
+    spec: ModelDeploymentSpec,
+    level: CompilationLevel,
+    passes: PassConfig,
+    compile_sizes: tuple[int, ...],
+) -> list[ReasonedChange]:
+    """The fusions and static sizes that were asked for and have nothing to work on."""
+    compilation = spec.compilation
+    reason, why = _why_off(compilation, level, enforce_eager=spec.engine.enforce_eager)
+    changes = []
+    for name in FUSION_PASSES:
+        if getattr(compilation.passes, name) and not getattr(passes, name):
+            changes.append(ReasonedChange(_pass_field(name), "true", "false", reason, why))
+    if compilation.compile_sizes and not compile_sizes:
+        requested = ", ".join(map(str, compilation.compile_sizes))
+        changes.append(ReasonedChange("compileSizes", requested, "none", reason, why))
+    return changes
+
+
+def _why_off(
+    compilation: CompilationConfig, level: CompilationLevel, *, enforce_eager: bool
+) -> tuple[ConfigReason, str]:
+    """Why a fusion or static size is off, if one is; the splitting ops are what is left."""
+    if enforce_eager:
+        return ConfigReason.ENFORCE_EAGER, "enforceEager is set"
+    if level is not CompilationLevel.PIECEWISE:
+        return ConfigReason.LEVEL_TOO_LOW, f"level {int(level)} compiles no pieces"
+    if compilation.backend is CompilerBackendName.EAGER:
+        return ConfigReason.EAGER_BACKEND, "backend eager generates no code"
+    return (
+        ConfigReason.SPLITTING_OPS_LIMIT,
+        "the splitting ops keep attention out of the compiled pieces, where the pass looks for it",
     )
+
+
+def _warnings(passes: PassConfig) -> tuple[ReasonedChange, ...]:
+    if passes.noop_elimination:
+        return ()
+    why = "without noopElimination, reshapes that change nothing may hide the pattern"
+    return tuple(
+        ReasonedChange(_pass_field(name), "true", "true", ConfigReason.MISSING_DEPENDENCY, why)
+        for name in FUSION_PASSES
+        if getattr(passes, name)
+    )
+
+
+def _pass_field(name: str) -> str:
+    return f"passes.{PassConfig.model_fields[name].alias}"
 
 
 def _max_model_len(requested: int | None, model_max_len: int) -> int:
@@ -185,20 +279,3 @@ def _max_model_len(requested: int | None, model_max_len: int) -> int:
             hint=f"Set it to {model_max_len} or less, or leave it out",
         )
     return requested or model_max_len
-
-
-def _capture_sizes(spec: ModelDeploymentSpec, mode: CUDAGraphMode) -> tuple[int, ...]:
-    if mode is CUDAGraphMode.NONE:
-        return ()
-    engine = spec.engine
-    requested = spec.compilation.capture_sizes
-    if requested is None:
-        return default_capture_sizes(engine.max_num_seqs, engine.max_num_batched_tokens)
-    if requested[-1] > engine.max_num_batched_tokens:
-        raise ConfigError(
-            f"capture size {requested[-1]} is above maxNumBatchedTokens {engine.max_num_batched_tokens}: "
-            "no step is that large",
-            where="compilation.captureSizes",
-            hint="Remove the size or raise engine.maxNumBatchedTokens",
-        )
-    return tuple(requested)
