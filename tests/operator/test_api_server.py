@@ -10,7 +10,7 @@ from tests.operator.builders import spec_document
 from tests.operator.standin import TestClient
 
 from kerf_operator.errors import ApiError
-from kerf_runtime.config import parse_document
+from kerf_runtime.config import CUSTOM_OP_NAMES, parse_document
 from kerf_runtime.errors import ConfigError
 
 pytestmark = pytest.mark.control_plane
@@ -69,8 +69,80 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     (
         "a level that does not exist",
-        mdep(compilation={"level": 2}),
+        mdep(compilation={"level": 4}),
         ("spec.compilation.level", "3"),
+    ),
+    (
+        "an unknown back end",
+        mdep(compilation={"backend": "magic"}),
+        ("spec.compilation.backend", "inductor", "eager"),
+    ),
+    (
+        "an unknown custom operator",
+        mdep(compilation={"customOps": ["none", "+rms_nrom"]}),
+        ("spec.compilation.customOps[1]", "rms_norm"),
+    ),
+    (
+        "all and no custom operators",
+        mdep(compilation={"customOps": ["all", "none"]}),
+        ("spec.compilation", "customOps: all and none contradict each other"),
+    ),
+    *(
+        (
+            f"{name} with and without",
+            mdep(compilation={"customOps": [f"-{name}", "all", f"+{name}"]}),
+            ("spec.compilation", f"customOps: +{name} and -{name} contradict each other"),
+        )
+        for name in CUSTOM_OP_NAMES
+    ),
+    (
+        "static size 0",
+        mdep(compilation={"compileSizes": [1, 0]}),
+        ("spec.compilation.compileSizes[1]", "1"),
+    ),
+    (
+        "a static size of no meaning",
+        mdep(compilation={"compileSizes": ["all_sizes"]}),
+        ("spec.compilation.compileSizes[0]", "cudagraph_capture_sizes"),
+    ),
+    (
+        "a number as text",
+        mdep(compilation={"compileSizes": ["8"]}),
+        ("spec.compilation.compileSizes[0]", "cudagraph_capture_sizes"),
+    ),
+    (
+        "a static size above every step",
+        mdep(compilation={"compileSizes": [8, "cudagraph_capture_sizes", 600]}),
+        ("spec", "compilation.compileSizes holds 600", "maxNumBatchedTokens 512"),
+    ),
+    (
+        "a graph above every step",
+        mdep(compilation={"captureSizes": [600, 8]}),
+        ("spec", "compilation.captureSizes holds 600", "maxNumBatchedTokens 512"),
+    ),
+    (
+        "a static compilation of a graph above every step",
+        mdep(
+            compilation={
+                "cudagraphMode": "NONE",
+                "captureSizes": [600],
+                "compileSizes": ["cudagraph_capture_sizes"],
+            }
+        ),
+        ("spec", "compilation.captureSizes holds 600", "maxNumBatchedTokens 512"),
+    ),
+    *(
+        (
+            f"{field} without tensor parallelism",
+            mdep(compilation={"passes": {field: True}}),
+            ("spec.compilation.passes", f"{field} needs tensor parallelism"),
+        )
+        for field in ("sequenceParallelism", "asyncTensorParallelism", "allReduceFusion")
+    ),
+    (
+        "an unknown quantisation",
+        mdep(engine={"quantization": "int4"}),
+        ("spec.engine.quantization", "fp8"),
     ),
     ("an unknown dtype", mdep(engine={"dtype": "int4"}), ("spec.engine.dtype", "float32")),
     ("negative replicas", mdep(replicas=-1), ("spec.replicas",)),
@@ -102,6 +174,40 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("an OCI image", mdep(model={"source": OCI})),
     ("autoscaling without replicas", mdep(autoscaling={"maxReplicas": 3})),
     ("no pods", mdep(replicas=0)),
+    *((f"level {level}", mdep(compilation={"level": level})) for level in (0, 1, 2)),
+    ("the eager back end", mdep(compilation={"backend": "eager"})),
+    ("custom operators", mdep(compilation={"customOps": ["none", "+rms_norm", "-quant_fp8"]})),
+    ("the default custom operators", mdep(compilation={"customOps": []})),
+    (
+        "static sizes of both kinds",
+        mdep(compilation={"compileSizes": [512, 1, "cudagraph_capture_sizes"]}),
+    ),
+    (
+        "sizes that nothing captures",
+        mdep(
+            compilation={"cudagraphMode": "NONE", "captureSizes": [600], "compileSizes": [1]},
+        ),
+    ),
+    (
+        "sizes that an eager engine ignores",
+        mdep(engine={"enforceEager": True}, compilation={"captureSizes": [600]}),
+    ),
+    (
+        "fusions",
+        mdep(
+            compilation={
+                "cudagraphCopyInputs": True,
+                "passes": {
+                    "noopElimination": False,
+                    "normQuantFusion": True,
+                    "activationQuantFusion": True,
+                    "attentionQuantFusion": True,
+                    "sequenceParallelism": False,
+                },
+            }
+        ),
+    ),
+    ("FP8 weights", mdep(engine={"quantization": "fp8"})),
     ("no splitting ops", mdep(compilation={"splittingOps": []})),
     ("whole numbers as amounts", mdep(resources={"limits": {"cpu": 2, "memory": "4Gi"}})),
     ("an existing claim", mdep(cache={"volume": {"existingClaim": "shared"}})),
@@ -223,6 +329,11 @@ def test_a_compile_cache_cannot_become_another_one(api: TestClient) -> None:
             "modeldeployment.spec.compilation.captureSizes",
             ("tokens", "Default", "never recompiles"),
         ),
+        ("mdep.spec.compilation.level", ("torch.compile", "debugging", "cache", "Default 3")),
+        ("mdep.spec.compilation.customOps", ("+name", "-name", "rms_norm", "Default")),
+        ("mdep.spec.compilation.compileSizes", ("tokens", "cudagraph_capture_sizes", "Default")),
+        ("mdep.spec.compilation.passes.allReduceFusion", ("tensor parallelism", "Default")),
+        ("mdep.spec.engine.quantization", ("fp8", "Default")),
         ("mdep.spec.engine.maxModelLen", ("tokens", "Default")),
         ("mdep.status.graphs.memoryBytes", ("bytes",)),
         ("ccache.spec.key", ("16 hex digits",)),

@@ -323,18 +323,16 @@ class ModelDeploymentSpec(ConfigModel):
             "self.compilation.compileSizes.exists(s, type(s) == string))) || "
             "self.compilation.captureSizes.all(s, s <= self.engine.maxNumBatchedTokens)",
             "compilation.captureSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
-            "'compilation.captureSizes holds ' + string(self.compilation.captureSizes.max()) + "
-            "', above engine.maxNumBatchedTokens ' + string(self.engine.maxNumBatchedTokens) + "
-            "': no step is that large'",
+            "'compilation.captureSizes holds %d, above engine.maxNumBatchedTokens %d: no step is that large'"
+            ".format([self.compilation.captureSizes.max(), self.engine.maxNumBatchedTokens])",
         ),
         (
             "!has(self.compilation.compileSizes) || "
             "self.compilation.compileSizes.all(s, type(s) == string || s <= self.engine.maxNumBatchedTokens)",
             "compilation.compileSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
-            "'compilation.compileSizes holds ' + string(self.compilation.compileSizes.filter("
-            "s, type(s) == int && s > self.engine.maxNumBatchedTokens)[0]) + "
-            "', above engine.maxNumBatchedTokens ' + string(self.engine.maxNumBatchedTokens) + "
-            "': no step is that large'",
+            "'compilation.compileSizes holds %d, above engine.maxNumBatchedTokens %d: no step is that large'"
+            ".format([self.compilation.compileSizes.filter(s, type(s) == int && "
+            "s > self.engine.maxNumBatchedTokens)[0], self.engine.maxNumBatchedTokens])",
         ),
     )
 
