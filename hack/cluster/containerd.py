@@ -123,9 +123,10 @@ class Containerd:
         self.processes.start(
             "containerd", ["containerd", "--config", configuration, "--log-level", "warn"]
         )
+        # The CRI service answers later than containerd itself: it loads its images first.
         wait_until(
-            lambda: self._ctr("version").returncode == 0,
-            what="containerd to answer",
+            lambda: self._ctr("version").returncode == 0 and self._cri_answers(),
+            what="containerd and its CRI service to answer",
             deadline_s=READY_DEADLINE_S,
             alive=lambda: self.processes.pid("containerd") is not None,
             log=self.processes.log("containerd"),
@@ -135,13 +136,20 @@ class Containerd:
         """Stop and remove every sandbox, with its network; returns how many there were."""
         if self.processes.pid("containerd") is None:
             return 0
-        endpoint = f"unix://{self.instance.containerd_socket}"
-        command = [str(self.crictl), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint]
+        command = self._crictl_command()
         pods = run(*command, "pods", "--quiet").split()
         if pods:
             # Force: stop without grace, CNI DEL, remove.
             run(*command, "--timeout", "60s", "rmp", "--force", *pods, deadline_s=300)
         return len(pods)
+
+    def _crictl_command(self) -> list[str]:
+        endpoint = f"unix://{self.instance.containerd_socket}"
+        return [str(self.crictl), "--runtime-endpoint", endpoint, "--image-endpoint", endpoint]
+
+    def _cri_answers(self) -> bool:
+        command = [*self._crictl_command(), "pods", "--quiet"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def kill_left_over_shims(self) -> int:
         """Kill shims that outlived containerd; ours are known by our socket in their arguments."""
