@@ -13,6 +13,7 @@ from tests.cache.helpers import DECLARED, FILES, as_another_user, publish
 from kerf_runtime.cache import CacheStore, Manifest, Problem
 from kerf_runtime.cache.verify import ready_text, verify_folder
 from kerf_runtime.config import cache_key
+from kerf_runtime.config.key import KEY_FORMAT
 from kerf_runtime.reasons import CacheReason
 
 KEY = cache_key(DECLARED)
@@ -139,9 +140,10 @@ def test_a_manifest_cannot_list_files_outside_the_folder(folder, tmp_path):
 
 
 def test_a_format_of_a_later_version_is_recognised_whatever_else_that_version_writes(folder):
-    republish(folder, format=2, files={"other": "shape"}, key=None)
+    later = KEY_FORMAT + 1
+    republish(folder, format=later, files={"other": "shape"}, key=None)
     assert reason(folder) is CacheReason.FORMAT_TOO_NEW
-    assert "format 2, this version reads up to 1" in verify(folder).message
+    assert f"format {later}, this version reads up to {KEY_FORMAT}" in verify(folder).message
 
 
 def test_unknown_fields_of_a_manifest_are_no_problem(folder):

@@ -64,8 +64,19 @@ code_factors = st.fixed_dictionaries(
             ]
         ),
         "dtype": st.sampled_from([dtype.value for dtype in DType]),
+        "quantization": st.sampled_from([None, "fp8"]),
         "compilation": _section(
-            level=st.sampled_from([0, 3]),
+            level=st.sampled_from([0, 1, 2, 3, 3, 3]),
+            backend=st.sampled_from(["inductor", "inductor", "eager"]),
+            customOps=st.sampled_from(
+                [[], ["none"], ["all"], ["none", "+rms_norm"], ["+rms_norm"]]
+            ),
+            compileSizes=st.sampled_from([[], [1], [8, 1, 8], [1, 8], [1024]]),
+            passes=_section(
+                noopElimination=st.booleans(),
+                normQuantFusion=st.booleans(),
+                attentionQuantFusion=st.booleans(),
+            ),
             splittingOps=st.sampled_from([[], ["kerf::attention"], ["aten::mm", "aten::add"]]),
             inductorConfig=st.dictionaries(
                 st.sampled_from(["max_autotune", "cpp.simdlen"]),
@@ -94,7 +105,7 @@ other_settings = st.fixed_dictionaries(
         "engine": _section(
             maxModelLen=st.integers(1, 4096),
             maxNumSeqs=st.integers(1, 64),
-            maxNumBatchedTokens=st.integers(64, 4096),
+            maxNumBatchedTokens=st.integers(1024, 4096),
             blockSize=st.integers(1, 256),
             kvCacheMemory=st.sampled_from(["512Mi", "2Gi"]),
             maxQueueLen=st.integers(1, 1000),
@@ -102,6 +113,7 @@ other_settings = st.fixed_dictionaries(
         "compilation": _section(
             cudagraphMode=st.sampled_from(["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY"]),
             captureSizes=st.lists(st.integers(1, 64), min_size=1, max_size=4),
+            cudagraphCopyInputs=st.booleans(),
             strict=st.booleans(),
         ),
         "servedName": _names,
@@ -114,7 +126,9 @@ def build(code: dict[str, Any], other: dict[str, Any]) -> ModelDeploymentSpec:
     """The spec with the given ``code_factors`` and ``other_settings``."""
     other = dict(other)
     served = {"servedName": other.pop("servedName")} if "servedName" in other else {}
-    engine = {**other.pop("engine", {}), "dtype": code["dtype"]}
+    limit = {"maxNumBatchedTokens": 1024}
+    loaded = {key: code[key] for key in ("dtype", "quantization") if code[key] is not None}
+    engine = {**limit, **other.pop("engine", {}), **loaded}
     compilation = {**other.pop("compilation", {}), **code["compilation"]}
     return ModelDeploymentSpec.model_validate(
         {

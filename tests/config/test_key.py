@@ -10,15 +10,20 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.config.builders import MODEL, build, code_factors, other_settings, spec
+from tests.config.builders import MODEL, build, code_factors, other_settings, platform, spec
 
 from kerf_runtime.config import (
+    PASS_VERSIONS,
+    DType,
     ModelDeploymentSpec,
+    PassConfig,
     cache_key,
     compile_document,
     declared_factors,
     digest,
     needs_compile_cache,
+    pass_uuids,
+    resolve,
 )
 
 IMAGE = "registry/kerf-runtime@sha256:0123"
@@ -41,6 +46,13 @@ BASE = spec()
         {"compilation": {"strict": True}},
         {"compilation": {"splittingOps": ["kerf::attention"]}},
         {"compilation": {"inductorConfig": {}}},
+        {"compilation": {"backend": "inductor", "customOps": [], "compileSizes": []}},
+        {"compilation": {"customOps": ["none"]}},
+        {"compilation": {"customOps": ["-rms_norm"]}},
+        {"compilation": {"passes": {"noopElimination": True, "normQuantFusion": False}}},
+        # Attention is split out, so the pass is off and generates nothing.
+        {"compilation": {"passes": {"attentionQuantFusion": True}}},
+        {"compilation": {"cudagraphCopyInputs": True}},
         {"engine": {"maxModelLen": 100, "maxNumSeqs": 3, "blockSize": 32, "kvCacheMemory": "2Gi"}},
         {"service": {"port": 8080}},
         {"probes": {"startupTimeoutSeconds": 60}},
@@ -63,7 +75,16 @@ def test_the_key_is_unchanged_by(parts):
     "parts",
     [
         {"engine": {"dtype": "bfloat16"}},
+        {"engine": {"quantization": "fp8"}},
         {"compilation": {"level": 0}},
+        {"compilation": {"backend": "eager"}},
+        {"compilation": {"customOps": ["all"]}},
+        {"compilation": {"customOps": ["+rms_norm"]}},
+        {"compilation": {"compileSizes": [1]}},
+        {"compilation": {"compileSizes": ["cudagraph_capture_sizes"]}},
+        {"compilation": {"passes": {"noopElimination": False}}},
+        {"compilation": {"passes": {"normQuantFusion": True}}},
+        {"compilation": {"passes": {"activationQuantFusion": True}}},
         {"compilation": {"splittingOps": []}},
         {"compilation": {"splittingOps": ["kerf::attention", "aten::mm"]}},
         {"compilation": {"inductorConfig": {"max_autotune": True}}},
@@ -75,6 +96,87 @@ def test_the_key_is_unchanged_by(parts):
 )
 def test_the_key_is_changed_by(parts):
     assert key(spec(**parts)) != key(BASE)
+
+
+def test_every_change_of_the_list_gives_a_key_of_its_own():
+    changes = [
+        {"level": 0},
+        {"backend": "eager"},
+        {"customOps": ["all"]},
+        {"customOps": ["+rms_norm"]},
+        {"compileSizes": [1]},
+        {"compileSizes": [1, 8]},
+        {"splittingOps": []},
+        {"splittingOps": [], "passes": {"attentionQuantFusion": True}},
+        {"passes": {"normQuantFusion": True}},
+    ]
+    keys = {key(spec(compilation=change)) for change in changes}
+    assert len(keys) == len(changes)
+
+
+STATIC = ["cudagraph_capture_sizes"]
+
+
+def test_capture_sizes_are_in_the_key_only_where_each_is_compiled():
+    plain = [spec(compilation={"captureSizes": sizes}) for sizes in ([1], [1, 2])]
+    assert key(plain[0]) == key(plain[1]) == key(BASE)
+    static = [
+        spec(compilation={"captureSizes": sizes, "compileSizes": STATIC}) for sizes in ([1], [1, 2])
+    ]
+    assert key(static[0]) != key(static[1])
+    assert declared_factors(static[1], image=IMAGE)["compileSizes"] == [1, 2]
+    assert key(static[1]) == key(spec(compilation={"compileSizes": [2, 1]}))
+
+
+def test_default_capture_sizes_that_are_compiled_bring_the_largest_batch_into_the_key():
+    keys = {
+        key(spec(engine={"maxNumSeqs": seqs}, compilation={"compileSizes": STATIC}))
+        for seqs in (16, 24)
+    }
+    assert len(keys) == 2
+    for mode in ("NONE", "FULL"):
+        assert key(spec(compilation={"compileSizes": STATIC, "cudagraphMode": mode})) == key(
+            spec(compilation={"compileSizes": STATIC})
+        )
+
+
+def test_what_has_nothing_to_work_on_is_not_in_the_key():
+    def eager(**more):
+        return spec(compilation={"backend": "eager", **more})
+
+    assert key(eager(compileSizes=[1], passes={"normQuantFusion": True})) == key(eager())
+
+
+def test_the_key_holds_the_uuid_of_every_pass_that_runs(monkeypatch):
+    factors = declared_factors(BASE, image=IMAGE)
+    assert factors["passes"] == pass_uuids(PassConfig())
+    before = key(BASE)
+    monkeypatch.setitem(PASS_VERSIONS, "norm_quant_fusion", 99)
+    assert key(BASE) == before
+    monkeypatch.setitem(PASS_VERSIONS, "fix_functionalization", 99)
+    assert key(BASE) != before
+
+
+def test_the_compile_document_holds_the_largest_static_size_within_a_step():
+    wanted = spec(engine={"maxNumBatchedTokens": 2048}, compilation={"compileSizes": [2048, 1]})
+    assert compile_document(wanted)["engine"]["maxNumBatchedTokens"] == 2048
+    small = spec(engine={"maxNumBatchedTokens": 64}, compilation={"compileSizes": [1]})
+    assert compile_document(small)["engine"]["maxNumBatchedTokens"] == 512
+
+
+@given(code_factors, other_settings)
+def test_the_key_says_what_resolution_puts_in_force(code, other):
+    compilation = {**code["compilation"], "level": 3, "strict": False}
+    wanted = build({**code, "compilation": compilation}, other)
+    effective = resolve(wanted, platform=platform(), model_max_len=8192, model_dtype=DType.FLOAT32)
+    factors = declared_factors(wanted, image=IMAGE)
+    assert factors["customOps"] == list(effective.custom_ops)
+    assert factors["compileSizes"] == list(effective.compile_sizes)
+    assert factors["splittingOps"] == list(effective.splitting_ops)
+    assert factors["backend"] == effective.backend
+    assert factors["quantization"] == effective.quantization
+    inductor = effective.backend == "inductor"
+    assert factors["passes"] == (pass_uuids(effective.passes) if inductor else {})
 
 
 def test_the_key_is_changed_by_the_image_and_by_the_digest_of_a_local_model():
@@ -101,9 +203,22 @@ def test_settings_that_code_does_not_depend_on_change_neither_key_nor_compile_do
     assert compile_document(a) == compile_document(b)
 
 
-@given(code_factors, code_factors, other_settings)
-def test_compile_documents_are_equal_exactly_when_the_keys_are(first, second, other):
-    a, b = build(first, other), build(second, other)
+@given(st.data(), code_factors, code_factors, other_settings)
+def test_compile_documents_are_equal_exactly_when_the_keys_are(data, first, other, settings):
+    """``second`` differs from ``first`` in few fields, so that both cases occur."""
+    changed = (
+        data.draw(st.sets(st.sampled_from(sorted(other["compilation"])), max_size=2))
+        if (other["compilation"])
+        else set()
+    )
+    second = {
+        **first,
+        "compilation": {
+            **first["compilation"],
+            **{name: other["compilation"][name] for name in changed},
+        },
+    }
+    a, b = build(first, settings), build(second, settings)
     as_json = [json.dumps(compile_document(x), sort_keys=True) for x in (a, b)]
     assert (key(a) == key(b)) == (as_json[0] == as_json[1])
 
@@ -170,8 +285,11 @@ def test_another_process_in_another_folder_and_environment_computes_the_same_key
     [
         ({}, True),
         ({"compilation": {"level": 0}}, False),
+        ({"compilation": {"level": 1}}, False),
+        ({"compilation": {"level": 2}}, False),
+        ({"compilation": {"backend": "eager"}}, True),
         ({"engine": {"enforceEager": True}}, False),
     ],
 )
-def test_a_cache_is_needed_only_where_something_is_compiled(parts, needed):
+def test_a_cache_is_needed_only_at_level_3(parts, needed):
     assert needs_compile_cache(spec(**parts)) is needed

@@ -1,8 +1,6 @@
-"""What is asked for against what is in force, with a reason for every difference."""
+"""What is asked for against what is in force: single fields; every combination is in test_resolution_table."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 from tests.config.builders import platform, spec
@@ -10,8 +8,11 @@ from tests.config.builders import platform, spec
 from kerf_runtime.config import (
     AttentionGraphSupport,
     CompilationLevel,
+    CompilerBackendName,
     CUDAGraphMode,
     DType,
+    PlatformFacts,
+    Quantization,
     resolve,
 )
 from kerf_runtime.errors import ConfigError
@@ -48,83 +49,6 @@ def reasons(effective):
     return [change.reason.value for change in effective.changes]
 
 
-EMPTY, LIMIT, LOW, EAGER = (
-    "EmptySplittingOps",
-    "AttentionBackendLimit",
-    "LevelTooLow",
-    "EnforceEager",
-)
-
-# (level, splitting ops, attention support) -> requested mode -> (effective mode, reasons).
-# A mode that is not listed stays as it was requested, without a reason.
-TABLE = {
-    (3, "default", ALWAYS): {},
-    (3, "default", UNIFORM): {"FULL": ("FULL_AND_PIECEWISE", [LIMIT])},
-    (3, "default", SINGLE): {"FULL": ("FULL_AND_PIECEWISE", [LIMIT])},
-    (3, "default", NEVER): {
-        "FULL": ("PIECEWISE", [LIMIT, LIMIT]),
-        "FULL_DECODE_ONLY": ("NONE", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("PIECEWISE", [LIMIT]),
-    },
-    (3, "empty", ALWAYS): {
-        "PIECEWISE": ("FULL", [EMPTY]),
-        "FULL_AND_PIECEWISE": ("FULL", [EMPTY]),
-    },
-    (3, "empty", UNIFORM): {
-        "PIECEWISE": ("FULL_DECODE_ONLY", [EMPTY, LIMIT]),
-        "FULL": ("FULL_DECODE_ONLY", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("FULL_DECODE_ONLY", [EMPTY, LIMIT]),
-    },
-    (3, "empty", SINGLE): {
-        "PIECEWISE": ("FULL_DECODE_ONLY", [EMPTY, LIMIT]),
-        "FULL": ("FULL_DECODE_ONLY", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("FULL_DECODE_ONLY", [EMPTY, LIMIT]),
-    },
-    (3, "empty", NEVER): {
-        "PIECEWISE": ("NONE", [EMPTY, LIMIT, LIMIT]),
-        "FULL": ("NONE", [LIMIT, LIMIT]),
-        "FULL_DECODE_ONLY": ("NONE", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("NONE", [EMPTY, LIMIT, LIMIT]),
-    },
-}
-# At level 0 nothing is split, so the splitting ops do not matter.
-for ops in ("default", "empty"):
-    TABLE[0, ops, ALWAYS] = {
-        "PIECEWISE": ("NONE", [LOW]),
-        "FULL_AND_PIECEWISE": ("FULL_DECODE_ONLY", [LOW]),
-    }
-    TABLE[0, ops, UNIFORM] = TABLE[0, ops, SINGLE] = {
-        "PIECEWISE": ("NONE", [LOW]),
-        "FULL": ("FULL_DECODE_ONLY", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("FULL_DECODE_ONLY", [LOW]),
-    }
-    TABLE[0, ops, NEVER] = {
-        "PIECEWISE": ("NONE", [LOW]),
-        "FULL": ("NONE", [LIMIT, LIMIT]),
-        "FULL_DECODE_ONLY": ("NONE", [LIMIT]),
-        "FULL_AND_PIECEWISE": ("NONE", [LOW, LIMIT]),
-    }
-
-
-def test_the_table_has_every_combination():
-    assert set(TABLE) == set(
-        itertools.product((0, 3), ("default", "empty"), (ALWAYS, UNIFORM, SINGLE, NEVER))
-    )
-
-
-@pytest.mark.parametrize(
-    ("level", "ops", "support", "mode"),
-    [(*key, mode) for key in sorted(TABLE) for mode in MODES],
-)
-def test_every_combination_gives_the_mode_and_the_reasons_of_the_table(level, ops, support, mode):
-    expected_mode, expected_reasons = TABLE[level, ops, support].get(mode, (mode, []))
-    splitting = [] if ops == "empty" else None
-    effective = resolved(mode, level=level, splitting=splitting, support=support)
-    assert (effective.mode, reasons(effective)) == (expected_mode, expected_reasons)
-    assert effective.requested_mode == mode
-    assert effective.level == effective.requested_level == level
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("support", list(AttentionGraphSupport))
 @pytest.mark.parametrize("splitting", [None, []])
@@ -133,62 +57,12 @@ def test_enforce_eager_turns_level_and_graphs_off_whatever_else_is_asked(mode, s
     assert effective.level is CompilationLevel.NO_COMPILATION
     assert effective.mode is CUDAGraphMode.NONE
     assert effective.capture_sizes == ()
-    assert reasons(effective) == [EAGER] if mode == "NONE" else [EAGER, EAGER]
+    assert reasons(effective) == ["EnforceEager"] * (1 if mode == "NONE" else 2)
     assert effective.requested_level is CompilationLevel.PIECEWISE
 
 
 def test_enforce_eager_changes_nothing_that_is_off_already():
     assert resolved("NONE", level=0, eager=True).changes == ()
-
-
-@pytest.mark.parametrize(("level", "ops", "support"), sorted(TABLE))
-@pytest.mark.parametrize("mode", MODES)
-def test_changes_form_a_chain_from_the_requested_to_the_effective_mode(level, ops, support, mode):
-    splitting = [] if ops == "empty" else None
-    effective = resolved(mode, level=level, splitting=splitting, support=support)
-    at = effective.requested_mode.value
-    for change in effective.changes:
-        assert (change.field, change.requested) == ("cudagraphMode", at)
-        assert change.effective != at
-        assert change.message
-        at = change.effective
-    assert at == effective.mode.value
-
-
-@pytest.mark.parametrize(("level", "ops", "support"), sorted(TABLE))
-@pytest.mark.parametrize("mode", MODES)
-def test_strict_refuses_exactly_what_would_be_changed(level, ops, support, mode):
-    arguments = {
-        "level": level,
-        "splitting": [] if ops == "empty" else None,
-        "support": support,
-    }
-    effective = resolved(mode, **arguments)
-    if not effective.changes:
-        assert resolved(mode, strict=True, **arguments) == effective
-        return
-    with pytest.raises(ConfigError) as raised:
-        resolved(mode, strict=True, **arguments)
-    assert raised.value.where == "compilation.strict"
-    for change in effective.changes:
-        assert f"{change.requested} -> {change.effective}" in raised.value.what
-        assert change.reason.value in raised.value.what
-
-
-@pytest.mark.parametrize(("level", "ops", "support"), sorted(TABLE))
-@pytest.mark.parametrize("mode", MODES)
-def test_the_effective_mode_is_one_the_machine_can_run(level, ops, support, mode):
-    effective = resolved(
-        mode, level=level, splitting=[] if ops == "empty" else None, support=support
-    )
-    if effective.mode.requires_piecewise_compilation():
-        assert effective.level is CompilationLevel.PIECEWISE
-        assert effective.splitting_ops
-    if effective.mode.mixed_mode() is CUDAGraphMode.FULL:
-        assert support is ALWAYS
-    if effective.mode.decode_mode() is CUDAGraphMode.FULL:
-        assert support is not NEVER
-    assert bool(effective.capture_sizes) == (effective.mode is not CUDAGraphMode.NONE)
 
 
 def test_the_reason_of_an_attention_limit_names_the_backend_and_what_it_supports():
@@ -204,6 +78,84 @@ def test_the_default_asks_for_full_decode_and_piecewise_mixed_graphs_at_level_3(
     assert effective.splitting_ops == ("kerf::attention",)
     assert effective.capture_sizes == (1, 2, 4, 8, 16)
     assert effective.changes == ()
+
+
+def test_attention_inside_a_piece_is_recorded_only_as_far_as_its_implementation_allows():
+    inside = {"splitting": ["aten::mm"], "support": UNIFORM}
+    effective = resolved("PIECEWISE", **inside)
+    assert effective.mode is CUDAGraphMode.FULL_DECODE_ONLY
+    assert reasons(effective) == ["AttentionBackendLimit"]
+    assert resolved("PIECEWISE", splitting=["kerf::attention"], support=NEVER).changes == ()
+
+
+def test_a_platform_without_graphs_records_none_and_is_named():
+    facts = PlatformFacts("tpu", "none", "some-attention", ALWAYS, DType.AUTO)
+    effective = resolve(spec(), platform=facts, model_max_len=8, model_dtype=DType.FLOAT32)
+    (change,) = effective.changes
+    assert (effective.mode, effective.capture_sizes) == (CUDAGraphMode.NONE, ())
+    assert change.reason == "PlatformUnsupported"
+    assert "tpu" in change.message
+
+
+def test_what_needs_no_resolution_is_carried_over():
+    effective = resolve(
+        spec(
+            engine={"quantization": "fp8"},
+            compilation={"backend": "eager", "cudagraphCopyInputs": True},
+        ),
+        platform=platform(),
+        model_max_len=8,
+        model_dtype=DType.FLOAT32,
+    )
+    assert effective.quantization is Quantization.FP8
+    assert effective.backend is CompilerBackendName.EAGER
+    assert effective.cudagraph_copy_inputs is True
+    assert resolved().quantization is None
+    assert resolved().cudagraph_copy_inputs is False
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_defaults_are_had_as_requested_at_every_level(level, backend):
+    assert resolved("NONE", level=level, backend=backend, strict=True).changes == ()
+
+
+def test_a_fusion_without_noop_elimination_is_kept_with_a_warning_that_strict_does_not_refuse():
+    passes = {"noopElimination": False, "normQuantFusion": True, "activationQuantFusion": True}
+    effective = resolved(passes=passes, strict=True)
+    assert effective.changes == ()
+    assert effective.passes.norm_quant_fusion
+    assert [(w.field, w.reason.value) for w in effective.warnings] == [
+        ("passes.normQuantFusion", "MissingDependency"),
+        ("passes.activationQuantFusion", "MissingDependency"),
+    ]
+    assert all("noopElimination" in warning.message for warning in effective.warnings)
+
+
+def test_a_fusion_that_is_off_anyway_is_not_warned_about():
+    passes = {"noopElimination": False, "normQuantFusion": True}
+    assert resolved(level=2, mode="NONE", passes=passes).warnings == ()
+
+
+def test_attention_fusion_says_that_the_splitting_ops_are_in_its_way():
+    (change,) = resolved(passes={"attentionQuantFusion": True}).changes
+    assert (change.field, change.requested, change.effective) == (
+        "passes.attentionQuantFusion",
+        "true",
+        "false",
+    )
+    assert change.reason == "SplittingOpsLimit"
+    assert "splitting ops" in change.message
+
+
+def test_static_sizes_that_nothing_compiles_are_reported_as_they_were_written():
+    sizes = [8, "cudagraph_capture_sizes"]
+    (change,) = resolved("NONE", level=1, compileSizes=sizes).changes
+    assert (change.field, change.requested, change.effective) == (
+        "compileSizes",
+        "8, cudagraph_capture_sizes",
+        "none",
+    )
 
 
 def test_splitting_ops_are_taken_as_given():
@@ -250,5 +202,5 @@ def test_the_json_form_has_numbers_and_names_only():
     assert json.loads(json.dumps(data)) == {**data, **lists}
     assert (data["requested_level"], data["level"]) == (3, 3)
     assert (data["requested_mode"], data["mode"]) == ("FULL", "FULL_AND_PIECEWISE")
-    assert data["changes"][0]["reason"] == LIMIT
+    assert data["changes"][0]["reason"] == "AttentionBackendLimit"
     assert data["passes"]["noopElimination"] is False
