@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
+from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.config import DType
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.llama.model import attention_layer_names, build, inverse_frequencies
@@ -83,6 +84,7 @@ class TinyLayer(nn.Module):
         return torch.addmm(x, output.view(-1, x.shape[1]), self.output)
 
 
+@support_torch_compile
 class Tiny(nn.Module):
     """The structure of a Llama, cut where a Llama is cut, with almost nothing to compile."""
 
@@ -124,16 +126,19 @@ class Awkward(nn.Module):
         return F.embedding(input_ids, self.table)
 
 
+@support_torch_compile
 class WithBuffer(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids) * self.scale + positions.unsqueeze(1)
 
 
+@support_torch_compile
 class CallsStandardLibrary(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids) * len(os.path.join("a", "b"))  # noqa: PTH118 - frozen code
 
 
+@support_torch_compile
 class WithTiedWeights(Awkward):
     def __init__(self) -> None:
         super().__init__()
@@ -143,11 +148,13 @@ class WithTiedWeights(Awkward):
         return self.rows(input_ids) + F.embedding(positions, self.again)
 
 
+@support_torch_compile
 class PlainTensorAttribute(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids) * self.plain
 
 
+@support_torch_compile
 class BreaksTheGraph(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.rows(input_ids)
@@ -155,50 +162,59 @@ class BreaksTheGraph(Awkward):
         return x
 
 
+@support_torch_compile
 class BranchesOnValues(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.rows(input_ids)
         return x if x.sum() > 0 else -x
 
 
+@support_torch_compile
 class ReadsAValue(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.rows(input_ids)
         return x * x.sum().item()
 
 
+@support_torch_compile
 class MasksRows(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids)[input_ids > 0]
 
 
+@support_torch_compile
 class FixesTheNumberOfTokens(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids).view(32, 4)
 
 
+@support_torch_compile
 class BranchesOnTheNumberOfTokens(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.rows(input_ids)
         return x + 1 if input_ids.shape[0] > 16 else x
 
 
+@support_torch_compile
 class HalvesTheNumberOfTokens(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.rows(input_ids).view(-1, 2, 4).sum(1)
 
 
+@support_torch_compile
 class ReturnsTwo(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.rows(input_ids), self.rows(positions)
 
 
+@support_torch_compile
 class RemembersATensor(Awkward):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         self.seen = input_ids + 1
         return self.rows(input_ids)
 
 
+@support_torch_compile
 class WritesInPlace(Awkward):
     """In-place and out-variant operators, and a view that is written through."""
 

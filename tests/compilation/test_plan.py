@@ -62,11 +62,13 @@ def test_a_plan_that_was_read_runs_like_the_one_that_was_written(planned):
     assert torch.equal(run(forward, 9), run(model, 9))
 
 
-def test_the_stitched_source_is_readable_python_without_branches(plan):
+def test_the_stitched_source_is_a_straight_line_behind_the_check_of_the_arguments(plan):
     source = stitched_source(plan)
     (function,) = ast.parse(source).body
     assert [a.arg for a in function.args.args] == ["input_ids", "positions"]
-    kinds = {type(node) for node in ast.walk(function)}
+    check, *line = function.body
+    assert ast.unparse(check.test) == "input_ids is None or positions is None"
+    kinds = {type(node) for statement in line for node in ast.walk(statement)}
     assert kinds.isdisjoint({ast.If, ast.For, ast.While, ast.Try, ast.Lambda, ast.IfExp})
     assert source.count("# op kerf::attention.default") == 3
     assert "'layers.1.attention'" in source

@@ -9,6 +9,7 @@ from tests.compilation.graphs import example_arguments, trace
 
 from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.compilation.plan import InputRef
 from kerf_runtime.compilation.trace import trace_forward
 from kerf_runtime.errors import CompileError, GraphBreakError
@@ -52,8 +53,9 @@ def test_code_of_the_interpreter_itself_does_not_count_as_a_source():
 
 
 def test_code_outside_any_module_is_an_error_that_names_it():
-    namespace = {"Awkward": models.Awkward}
+    namespace = {"Awkward": models.Awkward, "support": support_torch_compile}
     source = (
+        "@support(dynamic_arg_dims={'input_ids': 0, 'positions': 0})\n"
         "class Typed(Awkward):\n    def forward(self, input_ids, positions):\n"
         "        return self.rows(input_ids)\n"
     )

@@ -14,12 +14,14 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
+from kerf_runtime.compilation.decorator import presence_error
 from kerf_runtime.errors import CompileError
 
 if TYPE_CHECKING:
@@ -40,12 +42,14 @@ class InputRef:
     """Where one graph input comes from at run time.
 
     ``kind`` is ``argument`` (``name`` is the forward's argument), ``state`` (``name`` is the qualified
-    name of a parameter or buffer) or ``size`` (dimension ``dim`` of argument ``name``).
+    name of a parameter or buffer) or ``size`` (dimension ``dim`` of argument ``name``).  ``key`` chooses
+    one tensor of an argument that is ``IntermediateTensors``, and is empty for a plain tensor.
     """
 
     kind: str
     name: str
     dim: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,15 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class StitchPlan:
-    """Arguments of the forward, graph inputs by value name, steps in order, the returned value."""
+    """Arguments of the forward, graph inputs by value name, steps in order, the returned value, and
+    which arguments were None in the trace and stay so.
+    """
 
     arguments: tuple[str, ...]
     inputs: tuple[tuple[str, InputRef], ...]
     steps: tuple[PlanStep, ...]
     result: str
+    absent: tuple[str, ...] = ()
 
     @property
     def piece_fingerprints(self) -> tuple[str, ...]:
@@ -105,6 +112,7 @@ class StitchPlan:
                 for step in data["steps"]
             ),
             result=data["result"],
+            absent=tuple(data.get("absent", ())),
         )
         plan._check()
         return plan
@@ -114,11 +122,15 @@ class StitchPlan:
         kinds = {"argument", "state", "size"}
         if not all(name.isidentifier() and not iskeyword(name) for name in self.arguments):
             raise ValueError(f"arguments {self.arguments} are no names")
+        if not set(self.absent) <= set(self.arguments):
+            raise ValueError(f"absent arguments {self.absent} are no arguments")
         for name, ref in self.inputs:
             if ref.kind not in kinds or (ref.kind != "state" and ref.name not in self.arguments):
                 raise ValueError(f"input {name} comes from nowhere: {ref}")
             if not isinstance(ref.dim, int):
                 raise ValueError(f"input {name} has no dimension: {ref}")
+            if not isinstance(ref.key, str):
+                raise ValueError(f"input {name} has no key: {ref}")
         known = {name for name, _ in self.inputs}
         for step in self.steps:
             used = {value for kind, value in step.inputs if kind == "value"}
@@ -188,7 +200,7 @@ def build_plan(
             result = values[returned[0]]
         elif node.op == "call_function" and node.target is not operator.getitem:
             raise CompileError(f"unexpected call of {node.target} between the pieces")
-    return StitchPlan(arguments, tuple(inputs), tuple(steps), result)
+    return StitchPlan(arguments, tuple(inputs), tuple(steps), result, traced.absent)
 
 
 def _output_of(piece: fx.GraphModule) -> Any:
@@ -282,13 +294,14 @@ def stitched_source(plan: StitchPlan) -> str:
                 last_use[value] = index
     last_use.pop(plan.result, None)
 
-    lines = [f"def forward({', '.join(plan.arguments)}):"]
+    lines = [f"def forward({_signature(plan)}):", *_presence_check(plan)]
     bound = {}
     for name, ref in plan.inputs:
+        tensor = f"{ref.name}[{ref.key!r}]" if ref.key else ref.name
         if ref.kind == "argument":
-            bound[name] = ref.name
+            bound[name] = tensor
         elif ref.kind == "size":
-            lines.append(f"    {name} = {ref.name}.size({ref.dim})")
+            lines.append(f"    {name} = {tensor}.size({ref.dim})")
     for index, step in enumerate(plan.steps):
         args = ", ".join(bound.get(v, v) if k == "value" else repr(v) for k, v in step.inputs)
         call = f"call_{index}({args})"
@@ -306,6 +319,33 @@ def stitched_source(plan: StitchPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _signature(plan: StitchPlan) -> str:
+    """The arguments; absent ones at the end need not be given."""
+    names = list(plan.arguments)
+    for index in reversed(range(len(names))):
+        if names[index] not in plan.absent:
+            break
+        names[index] += "=None"
+    return ", ".join(names)
+
+
+def _presence_check(plan: StitchPlan) -> list[str]:
+    """Lines that refuse a call whose arguments are not None where those of the trace were."""
+    if not plan.arguments:
+        return []
+    differs = " or ".join(
+        f"{name} is {'not ' if name in plan.absent else ''}None" for name in plan.arguments
+    )
+    return [f"    if {differs}:", f"        refuse(({', '.join(plan.arguments)},))"]
+
+
+def _refuse(plan: StitchPlan, values: tuple[object, ...]) -> None:
+    for name, value in zip(plan.arguments, values, strict=True):
+        if (value is None) is not (name in plan.absent):
+            before = None if name in plan.absent else "a tensor"
+            raise presence_error(name, before, value, where="forward")
+
+
 def stitch(
     plan: StitchPlan, pieces: Mapping[int, Callable[..., Any]], state: Mapping[str, Tensor]
 ) -> Callable[..., Tensor]:
@@ -319,7 +359,7 @@ def stitch(
     Raises:
         CompileError: the model lacks a parameter that the plan needs.
     """
-    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+    namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "refuse": partial(_refuse, plan)}
     for name, ref in plan.inputs:
         if ref.kind == "state":
             if ref.name not in state:

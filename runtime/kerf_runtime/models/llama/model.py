@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
+from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.models.config import ModelConfig
 
 __all__ = ["Llama", "attention_layer_names", "build", "inverse_frequencies"]
@@ -183,6 +184,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+@support_torch_compile
 class Llama(nn.Module):
     """The whole model; ``forward`` is what is compiled, ``compute_logits`` stays outside."""
 
