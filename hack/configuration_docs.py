@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from kerf_runtime.config import ConfigModel, ModelDeploymentSpec
 from kerf_runtime.reasons import CacheReason, ConfigReason, DispatchReason
+from resolution_docs import resolution_section
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -28,8 +29,11 @@ Every field of `spec` of a ModelDeployment. The same document is read by `kerf r
 cluster (replicas, claims, Services, images) are ignored without one.
 
 Whether a field is part of the **cache key**, so that changing it compiles again: `model.source`, `engine.dtype`,
-`compilation.level`, `compilation.splittingOps`, `compilation.inductorConfig` and the runtime image are; nothing
-else is.
+`engine.quantization`, the runtime image and, of `compilation`, `level`, `backend`, `customOps`, `compileSizes`,
+`passes`, `splittingOps` and `inductorConfig` are; nothing else is. What counts is what is in force: leaving a
+default out and naming it is the same key, and so is a pass that is switched off by the splitting ops. Capture sizes
+are part of the key only while `compileSizes` names `cudagraph_capture_sizes`. Only level 3 has a key at all: levels
+1 and 2 compile in every pod.
 
 """
 
@@ -78,7 +82,8 @@ def text() -> str:
     lines += [
         f"| `{path}` | {kind} | {meaning} |" for path, kind, meaning in _rows(ModelDeploymentSpec)
     ]
-    lines += ["", "## Reason codes", ""]
+    lines += ["", resolution_section()]
+    lines += ["## Reason codes", ""]
     lines += [
         "Written the same way in the log, in metric labels, in `/debug/graphs` and in the status."
     ]
