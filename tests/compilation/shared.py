@@ -20,7 +20,7 @@ from tests.compilation.helpers import QUICK, open_cache, prepare
 from tests.compilation.models import llama, tiny
 
 from kerf_runtime.cache import CacheSession
-from kerf_runtime.compilation.compiler import CompiledModel, compile_model
+from kerf_runtime.compilation.compiler import CompiledModel, CompileOptions, compile_model
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.prepare import PreparedModel
 from kerf_runtime.models.loader import LoadedModel
@@ -70,8 +70,7 @@ def tiny_artifact() -> CompiledModel:
     """``tiny(1)``, compiled: for tests of what happens around a compilation."""
     return compile_model(
         tiny(1).model,
-        splitting_ops=ATTENTION,
-        inductor_options=dict(QUICK),
+        CompileOptions(ATTENTION, inductor=dict(QUICK)),
         device=torch.device("cpu"),
         progress=lambda *_: None,
     )

@@ -8,21 +8,17 @@ from tests.compilation import models
 from tests.compilation.graphs import ATTENTION
 from tests.compilation.helpers import QUICK, make_spec, open_cache, prepare, run
 
-from kerf_runtime.compilation.compiler import compile_model
+from kerf_runtime.compilation.backends import CompileRequest, backend_named
+from kerf_runtime.compilation.backends.inductor import check_torch_version, validate_options
+from kerf_runtime.compilation.compiler import CompileOptions, compile_model
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
-from kerf_runtime.compilation.inductor import (
-    check_torch_version,
-    compile_piece,
-    validate_options,
-)
 from kerf_runtime.errors import CompileError, ConfigError
 
 
 def compile_it(model, *, ops=ATTENTION, options=None):
     return compile_model(
         model,
-        splitting_ops=ops,
-        inductor_options=QUICK if options is None else options,
+        CompileOptions(ops, inductor=QUICK if options is None else options),
         device=torch.device("cpu"),
         progress=lambda *_: None,
     )
@@ -116,7 +112,9 @@ def test_compiling_after_startup_is_an_error_and_counted(monkeypatch):
         compilation_counter.expect(compilations_after_startup=1, backend_compilations=0),
         pytest.raises(CompileError, match="the compilation of a piece was attempted"),
     ):
-        compile_piece(torch.fx.GraphModule({}, torch.fx.Graph()), [], {})
+        backend_named("inductor").compile(
+            CompileRequest(torch.fx.GraphModule({}, torch.fx.Graph()), [])
+        )
 
 
 def test_the_steps_are_reported_in_order_with_fractions(cold):

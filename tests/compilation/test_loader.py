@@ -74,7 +74,11 @@ def test_nothing_outside_the_call_function_runs():
         (wrapper(head="with open('x') as f: pass\n"), r"the statement .with open"),
         (wrapper(head="def helper(): pass\n"), "the statement 'def helper"),
         (wrapper(head="x += 1\n"), "the statement"),
-        (wrapper(head="k = async_compile.triton('k', 'source')\n"), "made by async_compile.triton"),
+        (wrapper(head="k = async_compile.halide('k', 'source')\n"), "made by async_compile.halide"),
+        (
+            wrapper(head="k = async_compile.triton('j', 'source')\n"),
+            "the kernel 'j' under the name",
+        ),
         (wrapper(head="k = async_compile.cpp('source')\n"), "made by async_compile.cpp"),
         (wrapper(head="k = async_compile.cpp_pybinding(types, f'x{1}')\n"), "no wrapper"),
         (wrapper(head="k = async_compile.cpp_pybinding()\n"), "no wrapper"),
@@ -127,7 +131,7 @@ def artifact(cold):
 
 def test_the_wrappers_of_a_real_model_are_understood(artifact):
     folder, _ = artifact
-    sources = [path.read_text() for path in folder.glob("rank_0/pieces/*/wrapper.py")]
+    sources = [path.read_text() for path in folder.glob("rank_0/pieces/*/general/wrapper.py")]
     assert len(sources) == 3
     for source in sources:
         assert parse_wrapper(source).kernels
@@ -137,7 +141,7 @@ def test_the_wrappers_of_a_real_model_are_understood(artifact):
 def test_a_wrapper_with_a_damaged_line_is_understood_or_refused(artifact, data):
     folder, _ = artifact
     source = data.draw(
-        st.sampled_from(sorted(folder.glob("rank_0/pieces/*/wrapper.py")))
+        st.sampled_from(sorted(folder.glob("rank_0/pieces/*/general/wrapper.py")))
     ).read_text()
     lines = source.splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))
@@ -168,9 +172,15 @@ def test_an_artifact_is_loaded_from_any_folder(copy):
         lambda folder: (folder / "rank_0/graph/plan.json").write_text("[]"),
         lambda folder: (folder / "rank_0/graph/plan.json").write_bytes(b"\xff"),
         lambda folder: shutil.rmtree(next(folder.glob("rank_0/pieces/*"))),
-        lambda folder: next(folder.glob("rank_0/pieces/*/wrapper.py")).write_bytes(b"\xff"),
-        lambda folder: next(folder.glob("rank_0/pieces/*/kernel_0.so")).unlink(),
-        lambda folder: next(folder.glob("rank_0/pieces/*/kernel_0.so")).write_bytes(b"\x7fELF"),
+        lambda folder: next(folder.glob("rank_0/pieces/*/piece.json")).unlink(),
+        lambda folder: next(folder.glob("rank_0/pieces/*/piece.json")).write_text(
+            '{"backend": "other", "sizes": [], "tokens": null}'
+        ),
+        lambda folder: next(folder.glob("rank_0/pieces/*/general/wrapper.py")).write_bytes(b"\xff"),
+        lambda folder: next(folder.glob("rank_0/pieces/*/general/kernel_0.so")).unlink(),
+        lambda folder: next(folder.glob("rank_0/pieces/*/general/kernel_0.so")).write_bytes(
+            b"\x7fELF"
+        ),
     ],
     ids=[
         "no_plan",
@@ -179,6 +189,8 @@ def test_an_artifact_is_loaded_from_any_folder(copy):
         "list_plan",
         "binary_plan",
         "no_piece",
+        "no_description",
+        "foreign_backend",
         "binary_wrapper",
         "no_kernel",
         "cut_kernel",

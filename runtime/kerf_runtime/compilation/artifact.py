@@ -1,8 +1,10 @@
 """A compiled model as files: the pieces and the stitching plan, written and loaded.
 
-    rank_0/graph/plan.json          the stitching plan
-    rank_0/graph/forward.py         the stitched forward, for people
-    rank_0/pieces/<fingerprint>/wrapper.py, kernel_<i>.so
+    rank_0/graph/plan.json                     the stitching plan
+    rank_0/graph/forward.py                    the stitched forward, for people
+    rank_0/pieces/<fingerprint>/piece.json     back end, static sizes, where the number of tokens is
+    rank_0/pieces/<fingerprint>/general/...    files of the back end, for any number of tokens
+    rank_0/pieces/<fingerprint>/size_<n>/...   the same for exactly n tokens
 
 The same loading code runs after a cold compile (from the staging folder) and on a warm start (from a
 read-only mount), so what is validated is what is served.
@@ -14,29 +16,45 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
+from kerf_runtime.compilation.backends import CompiledArtifact, backend_named
 from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.compilation.loader import load_wrapper
-from kerf_runtime.compilation.piecewise import CompiledPiece
+from kerf_runtime.compilation.piecewise import PiecewiseBackend, TokenInput
 from kerf_runtime.compilation.plan import StitchPlan, stitch, stitched_source
+from kerf_runtime.config.compilation import CompilerBackendName
 from kerf_runtime.config.key import canonical_json
 from kerf_runtime.errors import CompileError
 
-__all__ = ["CompiledArtifact", "LoadedArtifact", "load_artifact", "write_artifact"]
+__all__ = ["CompiledPiece", "LoadedArtifact", "load_artifact", "write_artifact"]
 
 _GRAPH = Path("rank_0/graph")
 _PIECES = Path("rank_0/pieces")
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
-class CompiledArtifact:
-    """A compiled piece: relocatable, loadable by ``loader.load_wrapper`` in another process."""
+class CompiledPiece:
+    """One distinct piece, compiled.
 
-    wrapper: str
-    libraries: tuple[bytes, ...]
-    num_inputs: int
+    Attributes:
+        backend: name of the back end.
+        general: for any number of tokens.
+        static: number of tokens -> artifact for exactly that many.
+        tokens: where the piece sees the number of tokens.
+    """
+
+    backend: str
+    general: CompiledArtifact
+    static: Mapping[int, CompiledArtifact]
+    tokens: TokenInput | None
+
+    def describe(self) -> dict[str, Any]:
+        """The content of ``piece.json``."""
+        tokens = None if self.tokens is None else [self.tokens.index, self.tokens.dim]
+        return {"backend": self.backend, "sizes": sorted(self.static), "tokens": tokens}
 
 
 class LoadedArtifact:
@@ -49,7 +67,7 @@ class LoadedArtifact:
     def __init__(
         self,
         plan: StitchPlan,
-        pieces: Mapping[str, CompiledPiece],
+        pieces: Mapping[str, PiecewiseBackend],
         state: Mapping[str, Tensor],
         sources: Mapping[str, str],
     ) -> None:
@@ -69,21 +87,22 @@ class LoadedArtifact:
         self.forward = stitch(self.plan, self._calls, self._state)
 
 
-def write_artifact(
-    folder: Path, plan: StitchPlan, artifacts: Mapping[str, CompiledArtifact]
-) -> None:
+def write_artifact(folder: Path, plan: StitchPlan, pieces: Mapping[str, CompiledPiece]) -> None:
     """Write plan and pieces below ``folder``."""
     graph = folder / _GRAPH
     graph.mkdir(parents=True)
     (graph / "plan.json").write_text(canonical_json(plan.to_json()) + "\n")
     (graph / "forward.py").write_text(stitched_source(plan))
-    for fingerprint, artifact in artifacts.items():
-        piece = folder / _PIECES / fingerprint
-        piece.mkdir(parents=True)
-        (piece / "wrapper.py").write_text(artifact.wrapper)
-        for index, library in enumerate(artifact.libraries):
-            (piece / f"kernel_{index}.so").write_bytes(library)
-        compilation_counter.artifacts_saved += 1
+    for fingerprint, piece in pieces.items():
+        place = folder / _PIECES / fingerprint
+        place.mkdir(parents=True)
+        (place / "piece.json").write_text(canonical_json(piece.describe()) + "\n")
+        for size, artifact in [(None, piece.general), *piece.static.items()]:
+            shape = place / _shape_folder(size)
+            shape.mkdir()
+            for name, content in artifact.files.items():
+                (shape / name).write_bytes(content)
+            compilation_counter.artifacts_saved += 1
 
 
 def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
@@ -94,26 +113,50 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
     """
     try:
         plan = StitchPlan.from_json(json.loads((folder / _GRAPH / "plan.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise CompileError(
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error
     inputs = {step.target: len(step.inputs) for step in plan.steps if step.kind == "piece"}
     pieces, sources = {}, {"forward.py": stitched_source(plan)}
     for fingerprint in plan.piece_fingerprints:
-        piece = folder / _PIECES / fingerprint
-        try:
-            wrapper = (piece / "wrapper.py").read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CompileError(f"a piece cannot be read: {error}", where=str(piece)) from error
-        libraries = sorted(
-            piece.glob("kernel_*.so"), key=lambda p: int(p.stem.removeprefix("kernel_"))
-        )
-        call = load_wrapper(
-            wrapper, libraries, num_inputs=inputs[fingerprint], identity=fingerprint
-        )
-        pieces[fingerprint] = CompiledPiece(call, fingerprint)
-        sources[f"piece_{fingerprint}.py"] = wrapper
-        compilation_counter.artifacts_loaded += 1
+        place = folder / _PIECES / fingerprint
+        pieces[fingerprint] = _load_piece(place, fingerprint, inputs[fingerprint])
+        sources.update(_generated_code(place, fingerprint))
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return LoadedArtifact(plan, pieces, state, sources)
+
+
+def _shape_folder(size: int | None) -> str:
+    return "general" if size is None else f"size_{size}"
+
+
+def _load_piece(place: Path, fingerprint: str, num_inputs: int) -> PiecewiseBackend:
+    try:
+        data = json.loads((place / "piece.json").read_text())
+        backend = backend_named(CompilerBackendName(data["backend"]))
+        sizes = [int(size) for size in data["sizes"]]
+        tokens = None
+        if data["tokens"] is not None:
+            index, dim = data["tokens"]
+            tokens = TokenInput(int(index), None if dim is None else int(dim))
+    except _UNREADABLE as error:
+        raise CompileError(f"a piece cannot be read: {error}", where=str(place)) from error
+    calls = {}
+    for size in (None, *sizes):
+        shape = _shape_folder(size)
+        calls[size] = backend.load(
+            place / shape, num_inputs=num_inputs, identity=f"{fingerprint}_{shape}"
+        )
+        compilation_counter.artifacts_loaded += 1
+    general = calls.pop(None)
+    static = {size: call for size, call in calls.items() if size is not None}
+    return PiecewiseBackend(general, fingerprint, static=static, tokens=tokens)
+
+
+def _generated_code(place: Path, fingerprint: str) -> dict[str, str]:
+    """The Python code of a piece by the name it has in a dump."""
+    return {
+        f"piece_{fingerprint}_{path.parent.name}.py": path.read_text()
+        for path in sorted(place.glob("*/*.py"))
+    }

@@ -1,9 +1,11 @@
 """Run an Inductor wrapper without Inductor.
 
-An Inductor artifact is a generated Python wrapper plus compiled kernels.  The wrapper's source is
-parsed, its ``call`` function is kept, and everything it may refer to is supplied from a short table
-here: allocation helpers of ``torch._C``, ATen, and the kernels, loaded from shared objects.  A wrapper
-that refers to anything else is refused: a stale or foreign artifact must not half-run.
+An Inductor artifact is a generated Python wrapper plus compiled kernels: shared objects on the CPU,
+cubins with launch data on the GPU.  The wrapper's source is parsed, its ``call`` function is kept, and
+everything it may refer to is supplied from a short table here: allocation helpers of ``torch._C``,
+ATen, and the kernels.  A wrapper that refers to anything else is refused: a stale or foreign artifact
+must not half-run.  The device index that the wrapper was generated for is dropped; it runs on the
+current device.
 
 Nothing of Dynamo or Inductor is imported, so a warm start neither pays for their import nor can
 compile.  Tested with the torch versions in ``SUPPORTED_TORCH``.
@@ -24,6 +26,7 @@ from typing import Any
 
 import torch
 
+from kerf_runtime.compilation.launch import load_kernel
 from kerf_runtime.errors import CompileError
 
 __all__ = ["SUPPORTED_TORCH", "KernelSource", "WrapperSource", "load_wrapper", "parse_wrapper"]
@@ -36,6 +39,7 @@ _EXTERN_KERNELS: dict[str, Callable[..., Any]] = {
     "addmm": torch.addmm,
     "bmm": torch.bmm,
     "baddbmm": torch.baddbmm,
+    "_scaled_mm": torch._scaled_mm,
 }
 _BUILTINS = {"abs", "bool", "float", "int", "len", "max", "min", "range", "round", "tuple"}
 """What a wrapper computes sizes with; whatever can reach outside of it is not among them."""
@@ -49,13 +53,35 @@ _IGNORED_NAMES = {
 }
 
 
+_DEVICE_GUARD = "torch.cuda._DeviceGuard("
+_SET_DEVICE = "torch.cuda.set_device("
+_STREAM = "get_raw_stream("
+
+
 @dataclass(frozen=True)
 class KernelSource:
-    """One C++ kernel of a wrapper: the name it is bound to, argument types, source."""
+    """One kernel of a wrapper: the name it is bound to, its language and source.
+
+    ``argument_types`` are those of a C++ kernel; a Triton kernel (``language`` "triton") has them in its
+    launch data.
+    """
 
     name: str
+    language: str
     argument_types: tuple[str, ...]
     source: str
+
+    @property
+    def suffix(self) -> str:
+        """Of the file that holds the compiled kernel."""
+        return ".cubin" if self.language == "triton" else ".so"
+
+
+class _Run:
+    """A Triton kernel as wrappers call it: ``name.run(..., stream=...)``."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
 
 
 @dataclass(frozen=True)
@@ -91,8 +117,16 @@ def _namespace() -> dict[str, Any]:
         "assert_size_stride": guards.assert_size_stride,
         "assert_alignment": guards.assert_alignment,
         "empty_strided_cpu": guards._empty_strided_cpu,
+        "empty_strided_cuda": guards._empty_strided_cuda,
+        "get_raw_stream": _current_raw_stream,
         "reinterpret_tensor": guards._reinterpret_tensor,
     }
+
+
+def _current_raw_stream(_index: int) -> int:
+    """The current stream of the current device, whatever device the wrapper was generated for."""
+    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    return stream
 
 
 def _refuse(what: str) -> CompileError:
@@ -141,6 +175,7 @@ def _parse(tree: ast.Module) -> WrapperSource:
         raise _refuse("no Runner.call(self, args)")
     _check_names(function, known.keys() | {kernel.name for kernel in kernels})
     function.args.args = function.args.args[1:]
+    function.body = _on_current_device(function.body)
     module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
     return WrapperSource(
         tuple(kernels), compile(module, "<kerf piece>", "exec"), _num_inputs(function)
@@ -153,10 +188,37 @@ def _kernel(name: str, value: ast.expr) -> KernelSource | None:
     called = ast.unparse(value.func)
     if not called.startswith("async_compile."):
         return None
+    if called == "async_compile.triton":
+        own_name, source = (ast.literal_eval(arg) for arg in value.args[:2])
+        if own_name != name:
+            raise _refuse(f"the kernel {own_name!r} under the name {name!r}")
+        return KernelSource(name, "triton", (), source)
     if called != "async_compile.cpp_pybinding":
         raise _refuse(f"a kernel made by {called}")
     types, source = (ast.literal_eval(arg) for arg in value.args[:2])
-    return KernelSource(name, tuple(types), source)
+    return KernelSource(name, "cpp", tuple(types), source)
+
+
+def _on_current_device(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Without device guards, and with one question for the stream instead of one per kernel."""
+    kept: list[ast.stmt] = []
+    streams: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, ast.With):
+            guards = [ast.unparse(item.context_expr) for item in statement.items]
+            if any(not guard.startswith(_DEVICE_GUARD) for guard in guards):
+                raise _refuse(f"the statement {ast.unparse(statement)[:80]!r}")
+            kept += _on_current_device(statement.body)
+            continue
+        text = ast.unparse(statement)
+        if text.startswith(_SET_DEVICE):
+            continue
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith(_STREAM):
+            if text in streams:
+                continue
+            streams.add(text)
+        kept.append(statement)
+    return kept
 
 
 def _check_names(function: ast.FunctionDef, known: set[str]) -> None:
@@ -192,7 +254,8 @@ def load_wrapper(
 
     Args:
         source: the wrapper.
-        libraries: shared object of each kernel, in the order of ``parse_wrapper(source).kernels``.
+        libraries: shared object or cubin of each kernel, in the order of
+            ``parse_wrapper(source).kernels``.
         num_inputs: how many inputs the piece has; anything else is refused.
         identity: unique name of the artifact, used for the names of the loaded modules.
 
@@ -206,13 +269,18 @@ def load_wrapper(
         raise _refuse(f"{len(wrapper.kernels)} kernels but {len(libraries)} libraries")
     namespace = _namespace()
     for index, (kernel, path) in enumerate(zip(wrapper.kernels, libraries, strict=True)):
-        namespace[kernel.name] = _load_kernel(path, f"kerf_{identity}_{index}.kernel")
+        if path.suffix != kernel.suffix:
+            raise _refuse(f"the file {path.name} for a kernel in {kernel.language}")
+        if kernel.language == "triton":
+            namespace[kernel.name] = _Run(load_kernel(path))
+        else:
+            namespace[kernel.name] = _load_library(path, f"kerf_{identity}_{index}.kernel")
     exec(wrapper.code, namespace)
     call: Callable[[list[Any]], Sequence[Any]] = namespace["call"]
     return call
 
 
-def _load_kernel(path: Path, module_name: str) -> Callable[..., None]:
+def _load_library(path: Path, module_name: str) -> Callable[..., None]:
     # The kernel's init function reads the address of torch's data-pointer accessor from here.
     guards: Any = torch._C._dynamo.guards
     address = guards._torchinductor_pyobject_tensor_data_ptr

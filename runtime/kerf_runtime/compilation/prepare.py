@@ -197,20 +197,24 @@ def _compile(
     progress("trace", "importing the compiler", None)
     started = time.perf_counter()
     # Imported here: a warm start must not pay for Dynamo and Inductor.
-    from kerf_runtime.compilation.compiler import compile_model
+    from kerf_runtime.compilation.compiler import CompileOptions, compile_model
     from kerf_runtime.compilation.gate import check_numerics, tolerance_for
     from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
     importing = time.perf_counter() - started
     compiled = compile_model(
         loaded.model,
-        splitting_ops=effective.splitting_ops,
-        inductor_options=dict(spec.compilation.inductor_config or {}),
+        CompileOptions(
+            splitting_ops=effective.splitting_ops,
+            backend=effective.backend.value,
+            inductor=dict(spec.compilation.inductor_config or {}),
+            sizes=effective.compile_sizes,
+        ),
         device=platform.device,
         progress=progress,
     )
     try:
-        write_artifact(folder, compiled.plan, compiled.artifacts)
+        write_artifact(folder, compiled.plan, compiled.pieces)
     except OSError as error:
         raise write_error(folder, error) from error
     artifact = load_artifact(folder, loaded.model)

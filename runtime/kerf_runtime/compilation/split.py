@@ -17,7 +17,7 @@ from torch.fx.passes.split_module import split_module
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.errors import ConfigError
 
-__all__ = ["Piece", "SplitGraph", "resolve_splitting_ops", "split_graph"]
+__all__ = ["Piece", "SplitGraph", "resolve_splitting_ops", "split_graph", "split_source"]
 
 
 @dataclass(frozen=True)
@@ -115,3 +115,16 @@ def split_graph(graph: fx.GraphModule, ops: frozenset[torch._ops.OpOverload]) ->
     compilation_counter.pieces_seen += len(pieces)
     compilation_counter.capturable_pieces_seen += sum(not piece.is_splitting for piece in pieces)
     return SplitGraph(module, tuple(pieces))
+
+
+def split_source(split: SplitGraph) -> str:
+    """The split graph as readable Python: the calls of the pieces, then a class for each piece.
+
+    Shapes and strides stand beside every value, the line of the model above it.
+    """
+    kinds = [
+        f"#   {p.name}: {'splitting op' if p.is_splitting else 'compiled'}" for p in split.pieces
+    ]
+    code = split.module.print_readable(print_output=False, include_stride=True)
+    head = ["# The graph that calls the pieces, and every piece. For people: it is not executed."]
+    return "\n".join([*head, *kinds, "import torch", "", code.strip(), ""])

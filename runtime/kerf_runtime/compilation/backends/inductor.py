@@ -1,0 +1,319 @@
+"""The private-API surface towards Inductor: compile one piece, collect its wrapper and kernels.
+
+Everything that reaches into ``torch._inductor`` is in this file; it was tested with the torch versions
+in ``loader.SUPPORTED_TORCH`` and refuses others.  Nothing is imported from there before something is
+compiled: loading a stored piece goes through ``compilation.loader``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kerf_runtime.compilation.assumptions import check_assumptions
+from kerf_runtime.compilation.backends.interface import (
+    CompiledArtifact,
+    CompileRequest,
+    PieceCall,
+)
+from kerf_runtime.compilation.counters import compilation_counter, compile_gate
+from kerf_runtime.compilation.launch import KernelLaunch
+from kerf_runtime.compilation.loader import (
+    SUPPORTED_TORCH,
+    KernelSource,
+    load_wrapper,
+    parse_wrapper,
+)
+from kerf_runtime.errors import CompileError, ConfigError
+
+__all__ = ["InductorBackend", "check_torch_version", "inductor_session", "validate_options"]
+
+_DEFAULT_OPTIONS: dict[str, Any] = {
+    # The number of threads must not be compiled in: pods may have other CPU limits than the Job.
+    "cpp.dynamic_threads": True,
+    # The instruction set is chosen in _plain_instruction_sets; probing it would start a compiler and a
+    # Python that imports torch for each candidate.
+    "cpp.vec_isa_ok": True,
+    # Precompiled headers go to a folder shared by everything on the machine and pay off after many kernels.
+    "cpp_cache_precompile_headers": False,
+    # Every kernel is stored on its own; two kernels must not be merged across pieces.
+    "cpp.enable_kernel_profile": False,
+    # A fresh cache folder is used per session, so caching between sessions cannot help.
+    "fx_graph_remote_cache": False,
+    # The stitching plan fixes every layout; checking them again on each call costs CPU time.
+    "size_asserts": False,
+    "alignment_asserts": False,
+    # In-place and out-variant operators stay what they are; see passes.functionalization.
+    "enable_auto_functionalized_v2": False,
+    # Kernels are launched from their cubins: one that cannot be is an error, not a slower launch.
+    "strict_static_triton_launcher": True,
+}
+_GENERAL_OPTIONS: dict[str, Any] = {
+    # Timings for a symbolic number of tokens prove nothing: one configuration per kernel.
+    "triton.autotune_pointwise": False,
+    "dynamic_scale_rblock": False,
+}
+_STATIC_GPU_OPTIONS: dict[str, Any] = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    "autotune_num_choices_displayed": 0,
+}
+
+
+def check_torch_version() -> None:
+    """Refuse torch versions that the private-API surface was not tested with.
+
+    Raises:
+        CompileError: names the installed and the supported versions.
+    """
+    version = torch.__version__
+    if not any(version == v or version.startswith(v + ".") for v in SUPPORTED_TORCH):
+        raise CompileError(
+            f"torch {version} is not supported by the piecewise compiler",
+            hint=f"Install torch {' or '.join(SUPPORTED_TORCH)}, or set compilation.level to 0",
+        )
+
+
+def validate_options(options: Mapping[str, Any]) -> None:
+    """Refuse Inductor options that do not exist.
+
+    Raises:
+        ConfigError: names the option and near matches.
+    """
+    from torch._inductor import config
+
+    known = config.get_config_copy().keys()
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            raise ConfigError(
+                f"Inductor has no option {name!r}",
+                where="compilation.inductorConfig",
+                hint=f"Did you mean {', '.join(near)}?" if near else "See torch._inductor.config",
+            )
+
+
+@contextmanager
+def inductor_session() -> Iterator[None]:
+    """A private, empty Inductor cache folder: what is compiled inside is compiled for real."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    with (
+        tempfile.TemporaryDirectory(prefix="kerf-inductor-") as folder,
+        temporary_cache_dir(folder),
+        _plain_instruction_sets(),
+    ):
+        try:
+            yield
+        finally:
+            _forget_modules_below(folder)
+
+
+@contextmanager
+def _plain_instruction_sets() -> Iterator[None]:
+    """Generate for AVX512 or AVX2 without extensions such as AMX.
+
+    The capability that torch itself reports (an observed factor) then tells exactly which machines can
+    run the kernels.
+    """
+    from torch._inductor import cpu_vec_isa as module
+
+    cpu_vec_isa: Any = module
+    everything, probe = cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build
+    plain = (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX2)
+    cpu_vec_isa.supported_vec_isa_list = [isa for isa in everything if type(isa) in plain]
+    cpu_vec_isa.VecISA.check_build = lambda self, code: False  # probes only for extensions are left
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    try:
+        yield
+    finally:
+        cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build = everything, probe
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+
+
+def _forget_modules_below(folder: str) -> None:
+    """Inductor finds kernels it has loaded before in ``sys.modules``, by content: a later session that
+    compiles the same kernel would be given a module whose file is gone."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(folder + os.sep):
+            del sys.modules[name]
+
+
+@contextmanager
+def _wrapper_sources() -> Iterator[list[str]]:
+    """Collects the source of every wrapper that Inductor generates in the block."""
+    from torch._inductor.graph import GraphLowering
+
+    sources: list[str] = []
+    previous = GraphLowering.save_output_code
+    GraphLowering.save_output_code = staticmethod(sources.append)
+    try:
+        yield sources
+    finally:
+        GraphLowering.save_output_code = previous
+
+
+class InductorBackend:
+    """Compiles pieces with Inductor, through PyTorch's standalone compilation."""
+
+    name = "inductor"
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Refuse other versions of torch and unknown options."""
+        check_torch_version()
+        validate_options(options)
+
+    def session(self) -> AbstractContextManager[None]:
+        """A private, empty Inductor cache."""
+        return inductor_session()
+
+    def compile(self, request: CompileRequest) -> CompiledArtifact:
+        """Compile one piece, for its symbolic shape or for one number of tokens.
+
+        A static size is autotuned on a GPU: its kernels run here, on random inputs of that size.
+
+        Raises:
+            CompileError: Inductor assumed something about the number of tokens, or made a wrapper that
+                the loader refuses.
+        """
+        compile_gate.check("the compilation of a piece")
+        values = list(request.example_values)
+        general = request.tokens is None
+        on_gpu = any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values)
+        settings = {
+            **_DEFAULT_OPTIONS,
+            **(_GENERAL_OPTIONS if general else _STATIC_GPU_OPTIONS if on_gpu else {}),
+            **request.options,
+        }
+        compilation_counter.backend_compilations += 1
+        source = _generate(request, values, settings)
+        compilation_counter.inductor_compilations += 1
+        if not general:
+            compilation_counter.static_compilations += 1
+        wrapper = parse_wrapper(source)
+        if wrapper.num_inputs != len(values):
+            raise CompileError(
+                f"Inductor changed the piece's inputs from {len(values)} to {wrapper.num_inputs}"
+            )
+        files = {"wrapper.py": source.encode()}
+        with _patched(settings):  # the same flags find the same files
+            for index, kernel in enumerate(wrapper.kernels):
+                if kernel.language == "triton":
+                    launch, cubin = _triton_kernel(kernel, source)
+                    files[f"kernel_{index}.json"] = launch.to_json().encode()
+                    files[f"kernel_{index}.cubin"] = cubin
+                else:
+                    files[f"kernel_{index}.so"] = _library(kernel.argument_types, kernel.source)
+        return CompiledArtifact(files, wrapper.num_inputs)
+
+    def load(self, folder: Path, *, num_inputs: int, identity: str) -> PieceCall:
+        try:
+            wrapper = (folder / "wrapper.py").read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CompileError(f"a piece cannot be read: {error}", where=str(folder)) from error
+        kernels = sorted(
+            (p for p in folder.glob("kernel_*") if p.suffix in (".so", ".cubin")),
+            key=lambda p: int(p.stem.removeprefix("kernel_")),
+        )
+        return load_wrapper(wrapper, kernels, num_inputs=num_inputs, identity=identity)
+
+
+def _patched(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+    from torch._inductor import config
+
+    patch: AbstractContextManager[None] = config.patch(dict(settings))
+    return patch
+
+
+def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str, Any]) -> str:
+    """The wrapper's source; its kernels are compiled and in Inductor's in-process caches."""
+    from torch._inductor import standalone_compile
+
+    general = request.tokens is None
+    fake_mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
+    context = torch._guards.TracingContext(fake_mode)
+    with (
+        torch._guards.tracing(context),
+        _wrapper_sources() as sources,
+        _patched(settings),
+        torch.no_grad(),
+    ):
+        compiled = standalone_compile(
+            request.module,
+            values,
+            dynamic_shapes="from_tracing_context" if general else "from_example_inputs",
+            options={},
+        )
+        if not general and any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values):
+            compiled(*[_random_like(v) for v in values])  # times the candidates, keeps the best
+    if general:
+        check_assumptions(fake_mode.shape_env, where="compiling a piece")
+    if len(sources) != 1:
+        raise CompileError(f"expected one wrapper from Inductor, got {len(sources)}")
+    return sources[0]
+
+
+def _random_like(value: Any) -> Any:
+    """A real input with the layout of a fake one; integers are zeros, valid as any index."""
+    if not isinstance(value, Tensor):
+        return value
+    real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point and value.dtype.itemsize > 1:
+        return real.normal_()
+    return real.zero_()
+
+
+def _library(argument_types: Sequence[str], source: str) -> bytes:
+    """The shared object of a kernel that was just compiled (found in Inductor's in-process cache)."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    kernel = CppPythonBindingsCodeCache.load_pybinding(list(argument_types), source)
+    return Path(kernel.__self__.__file__).read_bytes()
+
+
+def _triton_kernel(kernel: KernelSource, wrapper: str) -> tuple[KernelLaunch, bytes]:
+    """Launch data and cubin of a Triton kernel that was just compiled."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    # The list outlives the sessions: files of earlier ones are gone.
+    files = [(m, Path(str(m.__file__))) for m in PyCodeCache.modules if hasattr(m, kernel.name)]
+    tuner: Any = next(
+        getattr(m, kernel.name)
+        for m, file in files
+        if file.exists() and file.read_text() == wrapper
+    )
+    if not tuner.launchers:
+        tuner.precompile()
+    launcher = tuner.launchers[0]
+    compiled = launcher.__globals__["runner"].__self__  # a statically launched kernel
+    config, names = launcher.config, list(compiled.arg_names)
+    constants = {name for i, name in enumerate(names) if i in compiled.full_constexprs}
+    # Block sizes come from the configuration; the wrapper does not pass them.
+    parameters = [name for name in names if name not in config.kwargs]
+    parameters += tuner.inductor_meta.get("extra_launcher_args", [])
+    grid = GridExpr.from_meta(tuner.inductor_meta, config)
+    launch = KernelLaunch(
+        function=compiled.name,
+        num_warps=compiled.num_warps,
+        shared=compiled.shared,
+        parameters=tuple(parameters),
+        passed=tuple(name for name in names if name not in constants),
+        types=compiled.arg_tys,
+        scratch=int(compiled.has_global_scratch) + int(compiled.has_profile_scratch),
+        prefix=tuple(grid.prefix),
+        grid=(str(grid.x_grid), str(grid.y_grid), str(grid.z_grid)),
+    )
+    folder = Path(triton_cache_dir(tuner.device_props.index))
+    cubin = folder / launcher.cache_hash / f"{compiled.name}.cubin"
+    return launch, cubin.read_bytes()
