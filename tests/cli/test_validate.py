@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint
 
 from kerf_runtime.config import cache_key, declared_factors, load_document
@@ -25,9 +26,10 @@ def test_the_key_depends_on_the_image(kerf, document, monkeypatch):
     assert kerf("validate", "-f", document, "--json").json["cacheKey"] != before
 
 
-def test_a_document_that_compiles_nothing_has_no_key(kerf, document):
-    done = kerf("validate", "-f", document, "--set", "compilation.level=0")
-    assert "none (nothing is compiled)" in done.out
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_document_that_caches_nothing_has_no_key(kerf, document, level):
+    done = kerf("validate", "-f", document, "--set", f"compilation.level={level}")
+    assert "none (only level 3 is cached)" in done.out
 
 
 def test_with_a_model_it_shows_what_will_be_in_force_and_why(kerf, document, tmp_path):
@@ -43,6 +45,29 @@ def test_with_a_model_it_shows_what_will_be_in_force_and_why(kerf, document, tmp
     assert effective["dtype"] == "float32"
     text = kerf(*arguments, "--set", "compilation.level=0").out
     assert "changed      cudagraphMode FULL_AND_PIECEWISE -> FULL_DECODE_ONLY (LevelTooLow" in text
+
+
+def test_it_shows_what_is_compiled_how_and_what_may_not_do_what_is_hoped_for(
+    kerf, document, tmp_path
+):
+    model = write_tiny_checkpoint(tmp_path / "model")
+    done = kerf(
+        *("validate", "-f", document, "--model-path", model),
+        *("--set", "compilation.compileSizes=[8, 1]", "--set", "compilation.customOps=[+rms_norm]"),
+        *("--set", "compilation.passes.normQuantFusion=true"),
+        *("--set", "compilation.passes.noopElimination=false"),
+        *("--set", "engine.quantization=fp8"),
+    )
+    lines = done.out.splitlines()
+    for line in (
+        "back end     inductor",
+        "custom ops   rms_norm",
+        "static sizes 1, 8",
+        "passes       normQuantFusion",
+        "dtype        float32, fp8 weights",
+    ):
+        assert line in lines
+    assert "warning      passes.normQuantFusion (MissingDependency: " in done.out
 
 
 def test_a_length_above_the_models_limit_is_refused_with_both_numbers(kerf, document, tmp_path):

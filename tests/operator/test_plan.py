@@ -94,7 +94,11 @@ def test_the_published_cache_starts_the_pods_with_replicas_of_their_own_manager(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"compilation": {"level": 0}}, {"engine": {"enforceEager": True}}]
+    "changes",
+    [
+        *({"compilation": {"level": level}} for level in (0, 1, 2)),
+        {"engine": {"enforceEager": True}},
+    ],
 )
 def test_without_compilation_pods_start_at_once_and_there_is_no_claim(changes: Any) -> None:
     obs, target = observe(**changes)

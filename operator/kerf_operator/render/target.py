@@ -24,7 +24,7 @@ class Target:
 
     Attributes:
         image: runtime image of the Job and the pods.
-        key, factors, claim, cache_name: the compile cache; None where nothing is compiled.
+        key, factors, claim, cache_name: the compile cache; None where nothing is cached.
         creates_claim: whether the claim is ours to create.
         revision: digest of the pod template, ten hex digits.
         template: the pod template, without the revision label.

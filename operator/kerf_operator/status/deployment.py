@@ -167,7 +167,7 @@ class _Fold:
         if target is None:
             return Verdict(None, "InvalidSpec", "the spec cannot be read")
         if target.claim is None:
-            return Verdict(True, "NotNeeded", "nothing is compiled, so no claim is needed")
+            return Verdict(True, "NotNeeded", "nothing is cached, so no claim is needed")
         if self.storage_finding is None:
             return Verdict(True, "Bound", f"claim {target.claim} is bound")
         return Verdict.from_finding(self.storage_finding)
@@ -177,7 +177,7 @@ class _Fold:
         if target is None or obs.spec is None:
             return Verdict(None, "InvalidSpec", "the spec cannot be read")
         if target.cache_name is None:
-            return Verdict(True, "NotNeeded", "level 0 or enforceEager: nothing is compiled")
+            return Verdict(True, "NotNeeded", "a level below 3 or enforceEager: nothing is cached")
         if cache_is_ready(obs.cache):
             return Verdict(True, "Published", f"key {target.key} is on claim {target.claim}")
         if obs.cache is None and obs.spec.suspend:

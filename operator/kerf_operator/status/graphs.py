@@ -56,7 +56,7 @@ def count_hits(reports: Sequence[PodReport], key: str) -> tuple[int, int]:
 def cache_hit(reports: Sequence[PodReport], key: str | None) -> Verdict:
     """Condition CacheHit: what the serving pods proved."""
     if key is None:
-        return Verdict(None, "NotNeeded", "nothing is compiled, so there is no cache to hit")
+        return Verdict(None, "NotNeeded", "only level 3 is cached, so there is no cache to hit")
     if not reports:
         return Verdict(None, "NoReadyPods", "no pod of this revision is ready yet")
     for item in reports:

@@ -93,7 +93,7 @@ def _compile(
     document = read_document(file, overrides)
     if not needs_compile_cache(document.spec):
         raise ConfigError(
-            "there is nothing to compile: the level is 0 or enforceEager is set",
+            "there is nothing to compile into a cache: the level is below 3 or enforceEager is set",
             where="compilation.level",
             hint="Set level 3, or serve without compiling",
         )

@@ -37,20 +37,28 @@ def validate(
     click.echo(f"served name  {result['servedName']}")
     where = "here" if model_path is not None else "in a cluster, for the image in KERF_IMAGE"
     key = result["cacheKey"]
-    click.echo(f"cache key    {f'{key} ({where})' if key else 'none (nothing is compiled)'}")
+    click.echo(f"cache key    {f'{key} ({where})' if key else 'none (only level 3 is cached)'}")
     effective = result.get("effective")
     if effective is None:
         return
     click.echo(f"level        {effective['level']}")
     click.echo(f"mode         {effective['mode']}")
     click.echo(f"sizes        {', '.join(map(str, effective['capture_sizes'])) or 'none'}")
-    click.echo(f"dtype        {effective['dtype']}")
+    click.echo(f"back end     {effective['backend']}")
+    click.echo(f"custom ops   {', '.join(effective['custom_ops']) or 'none'}")
+    click.echo(f"static sizes {', '.join(map(str, effective['compile_sizes'])) or 'none'}")
+    passes = [name for name, on in effective["passes"].items() if on]
+    click.echo(f"passes       {', '.join(passes) or 'none'}")
+    quantized = f", {effective['quantization']} weights" if effective["quantization"] else ""
+    click.echo(f"dtype        {effective['dtype']}{quantized}")
     click.echo(f"length       {effective['max_model_len']} tokens")
     for change in effective["changes"]:
         click.echo(
             f"changed      {change['field']} {change['requested']} -> {change['effective']} "
             f"({change['reason']}: {change['message']})"
         )
+    for warning in effective["warnings"]:
+        click.echo(f"warning      {warning['field']} ({warning['reason']}: {warning['message']})")
 
 
 def _describe(document: ModelDeploymentDocument, model_path: Path | None) -> dict[str, Any]:
