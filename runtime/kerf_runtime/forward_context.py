@@ -31,6 +31,8 @@ class AttentionMetadata:
         block_table: int32 [B, M], cache blocks of each sequence.
         slot_mapping: int64 [T], cache slot (block * S + offset) of each token; -1 for padding.
         uniform_decode: every sequence has exactly one query token (padding rows too).
+        max_query_len: most tokens that a sequence has in this batch; 0 if unknown.  Known on the host,
+            to choose a kernel without waiting for the device.
     """
 
     query_start: Tensor
@@ -38,6 +40,7 @@ class AttentionMetadata:
     block_table: Tensor
     slot_mapping: Tensor
     uniform_decode: bool
+    max_query_len: int = 0
 
 
 @dataclass(frozen=True)

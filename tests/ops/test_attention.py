@@ -1,108 +1,14 @@
-"""The attention operator against a naive float64 reference."""
+"""The attention operator on the CPU against a float64 reference."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from tests.ops.attention_cases import LAYER, make_case
 
-import kerf_runtime.ops.attention  # noqa: F401  registers the operator
-from kerf_runtime.forward_context import AttentionMetadata, ForwardContext, set_forward_context
-
-LAYER = "layers.0.attention"
-
-
-@dataclass
-class Case:
-    """Sequences with some tokens cached and some new, on shuffled blocks."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    metadata: AttentionMetadata
-    kv_caches: dict[str, tuple[Tensor, Tensor]]
-    expected: Tensor
-
-    def run(self) -> Tensor:
-        output = torch.full_like(self.q, float("nan"))
-        context = ForwardContext(attention=self.metadata, kv_caches=self.kv_caches)
-        with set_forward_context(context):
-            torch.ops.kerf.attention(self.q, self.k, self.v, output, LAYER)
-        return output
-
-
-def make_case(
-    sequences: list[tuple[int, int]],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    size: int = 16,
-    block_size: int = 4,
-    padding_tokens: int = 0,
-    padding_sequences: int = 0,
-    seed: int = 0,
-) -> Case:
-    """A batch of (cached tokens, new tokens) per sequence, with what attention should give."""
-    random = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random)
-
-    needed = [math.ceil((cached + new) / block_size) for cached, new in sequences]
-    order = torch.randperm(sum(needed) + 3, generator=random).tolist()
-    shape = (len(order), block_size, kv_heads, size)
-    key_cache, value_cache = normal(*shape), normal(*shape)
-    rows = len(sequences) + padding_sequences
-    table = torch.zeros(rows, max(needed, default=1) + 1, dtype=torch.int32)
-    query_start, seq_lens, slots, qs, ks, vs, expected = [0], [], [], [], [], [], []
-    for row, (cached, new) in enumerate(sequences):
-        blocks, order = order[: needed[row]], order[needed[row] :]
-        table[row, : len(blocks)] = torch.tensor(blocks)
-        total = cached + new
-        place = [blocks[p // block_size] * block_size + p % block_size for p in range(total)]
-        q, k, v = (
-            normal(new, heads, size),
-            normal(total, kv_heads, size),
-            normal(total, kv_heads, size),
-        )
-        key_cache.view(-1, kv_heads, size)[place[:cached]] = k[:cached]
-        value_cache.view(-1, kv_heads, size)[place[:cached]] = v[:cached]
-        expected.append(reference(q, k, v))
-        qs.append(q), ks.append(k[cached:]), vs.append(v[cached:])
-        slots += place[cached:]
-        query_start.append(query_start[-1] + new)
-        seq_lens.append(total)
-    qs.append(normal(padding_tokens, heads, size))
-    ks.append(normal(padding_tokens, kv_heads, size))
-    vs.append(normal(padding_tokens, kv_heads, size))
-    expected.append(torch.zeros(padding_tokens, heads, size))
-    uniform = all(new == 1 for _, new in sequences)
-    tail = range(query_start[-1] + 1, query_start[-1] + 1 + padding_sequences)
-    query_start += list(tail) if uniform else [query_start[-1]] * padding_sequences
-    metadata = AttentionMetadata(
-        query_start=torch.tensor(query_start, dtype=torch.int32),
-        seq_lens=torch.tensor(seq_lens + [0] * padding_sequences, dtype=torch.int32),
-        block_table=table,
-        slot_mapping=torch.tensor(slots + [-1] * padding_tokens, dtype=torch.int64),
-        uniform_decode=uniform,
-    )
-    caches = {LAYER: (key_cache, value_cache)}
-    return Case(torch.cat(qs), torch.cat(ks), torch.cat(vs), metadata, caches, torch.cat(expected))
-
-
-def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last tokens of one sequence, written out in float64."""
-    group = q.shape[1] // k.shape[1]
-    wide = [t.double() for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))]
-    scores = torch.einsum("qhd,khd->hqk", wide[0], wide[1]) / math.sqrt(q.shape[-1])
-    positions = torch.arange(len(k) - len(q), len(k))[:, None]
-    scores = scores.masked_fill(torch.arange(len(k))[None, :] > positions, float("-inf"))
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), wide[2]).float()
+from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
 
 @pytest.mark.parametrize(
@@ -192,6 +98,15 @@ def test_outside_a_forward_it_says_what_is_missing() -> None:
     q = torch.randn(1, 4, 8)
     with pytest.raises(RuntimeError, match="no forward context is set"):
         torch.ops.kerf.attention(q, q, q, torch.empty_like(q), LAYER)
+
+
+def test_a_float8_output_is_the_result_divided_by_the_scale_and_clamped() -> None:
+    case = make_case([(3, 1), (0, 8)])
+    scale = torch.tensor([0.001])
+    output = case.run(output_dtype=torch.float8_e4m3fn, output_scale=scale)
+    wanted = (case.expected / scale).clamp(-448, 448)
+    assert output.float().abs().max() == 448
+    torch.testing.assert_close(output.float(), wanted, rtol=0.07, atol=0.01)
 
 
 def test_the_operator_is_registered_correctly() -> None:

@@ -16,9 +16,9 @@ from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
-from kerf_runtime.cudagraph.wrapper import CaptureGate, CUDAGraphWrapper
+from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
-from kerf_runtime.platforms.interface import Platform
+from kerf_runtime.platforms.interface import DeviceMemory, Platform
 
 __all__ = ["Capturable", "DummyBatch", "GraphRunner"]
 
@@ -73,6 +73,8 @@ class GraphRunner:
         )
         self._dispatcher = Dispatcher(effective.mode, ())
         self._capture_seconds = 0.0
+        self._measured: dict[tuple[CUDAGraphMode, BatchDescriptor], int] = {}
+        """Bytes that the device lost to each descriptor, where the platform can tell."""
 
     def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = CUDAGraphWrapper(
@@ -90,7 +92,7 @@ class GraphRunner:
     def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
         """Warm up and capture every descriptor of the plan, largest first."""
         started = time.perf_counter()
-        with _frozen_garbage_collector():
+        with _frozen_garbage_collector(), self._platform.capture_pass():
             for index, (mode, descriptor) in enumerate(self._plan):
                 kind = "decode" if descriptor.uniform_decode else "mixed"
                 progress(f"{mode} {kind} {descriptor.num_tokens}", index / len(self._plan))
@@ -99,14 +101,28 @@ class GraphRunner:
                 for _ in range(self._num_warmups):
                     with set_forward_context(warm):
                         self._full(input_ids, positions)
+                before = self._platform.memory()
                 self._gate.open = True
                 try:
                     with set_forward_context(replace(context, mode=mode, descriptor=descriptor)):
                         self._platform.synchronize(self._full(input_ids, positions))
                 finally:
                     self._gate.open = False
+                self._measure(mode, descriptor, before)
         self._capture_seconds = time.perf_counter() - started
         self._dispatcher = Dispatcher(self._effective.mode, self._plan)
+
+    def _measure(
+        self, mode: CUDAGraphMode, descriptor: BatchDescriptor, before: DeviceMemory | None
+    ) -> None:
+        """Note what capturing ``descriptor`` took from the device: its buffers and the driver's nodes."""
+        after = self._platform.memory()
+        if before is None or after is None:
+            return
+        held = sum(entry.graph.memory_bytes for entry in self._entries(mode, descriptor))
+        # What ran between the pieces may have allocated too; that memory is not the graphs'.
+        elsewhere = after.reserved - before.reserved - held
+        self._measured[mode, descriptor] = max(0, before.free - after.free - elsewhere)
 
     def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
         """How to run the next batch; counts the decision."""
@@ -157,17 +173,22 @@ class GraphRunner:
         }
 
     def _describe(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> dict[str, Any]:
-        wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
-        entries = [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
+        entries = self._entries(mode, descriptor)
+        counted = sum(e.graph.memory_bytes for e in entries)
         return {
             "mode": mode.value,
             "num_tokens": descriptor.num_tokens,
             "uniform_decode": descriptor.uniform_decode,
             "nodes": sum(e.graph.nodes for e in entries),
-            "bytes": sum(e.graph.memory_bytes for e in entries),
+            "bytes": self._measured.get((mode, descriptor), counted),
             "seconds": sum(e.seconds for e in entries),
             "hits": max((e.hits for e in entries), default=0),
         }
+
+    def _entries(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> list[CapturedGraph]:
+        """The graphs of one descriptor: one in mode FULL, one per piece in mode PIECEWISE."""
+        wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
+        return [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
 
 
 @contextmanager

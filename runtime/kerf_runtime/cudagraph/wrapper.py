@@ -36,7 +36,6 @@ class CapturedGraph:
     """A captured graph, its cost and its use."""
 
     graph: StaticGraph
-    output: Any
     input_addresses: tuple[int | None, ...]
     seconds: float
     hits: int = 0
@@ -94,7 +93,8 @@ class CUDAGraphWrapper:
         graph = self._make_graph()
         output = graph.capture(self._runnable, inputs)
         seconds = time.perf_counter() - started
-        self.captured[descriptor] = CapturedGraph(graph, output, _addresses(inputs), seconds)
+        # Not the output itself: whether a graph keeps it alive is the graph's own decision.
+        self.captured[descriptor] = CapturedGraph(graph, _addresses(inputs), seconds)
         compilation_counter.graphs_captured += 1
         return output
 

@@ -3,6 +3,9 @@
 Recorded graphs remember the addresses they read, so every step writes its inputs into the same buffers
 and passes leading views of them.  The number of sequences that the metadata describes depends on the
 padded batch size alone, never on the batch: a replayed full graph sees what it saw when recorded.
+
+On a GPU the CPU writes to pinned memory that is sent without waiting.  That memory may be written again
+once the step's tokens have been read, which is the only time a step waits for the device.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.engine.messages import SamplingParams
 from kerf_runtime.engine.sampler import SampleRow, sample
@@ -40,10 +44,17 @@ class _Buffer:
         self._staging = staging
         self.host: np.ndarray = staging.numpy()
 
-    def view(self, rows: int) -> Tensor:
-        """The first ``rows`` rows on the device, after what the CPU wrote there has been sent."""
-        if not self._on_cpu:
-            self.device[:rows].copy_(self._staging[:rows], non_blocking=True)
+    def view(self, rows: int, first: int = 0, last: int | None = None) -> Tensor:
+        """The first ``rows`` rows on the device, after what the CPU wrote there has been sent.
+
+        Args:
+            rows: of the result.
+            first: the first row that is sent.
+            last: one past the last row that is sent; ``rows`` if None.
+        """
+        sent = slice(first, rows if last is None else last)
+        if not self._on_cpu and sent.stop > sent.start:
+            self.device[sent].copy_(self._staging[sent], non_blocking=True)
         return self.device[:rows]
 
 
@@ -82,6 +93,12 @@ class ModelRunner:
         self._query_start = _Buffer(sequences + 1, dtype=torch.int32, device=device)
         self._seq_lens = _Buffer(sequences, dtype=torch.int32, device=device)
         self._block_table = _Buffer(sequences, columns, dtype=torch.int32, device=device)
+        self._stale_rows = (sequences, 0)
+        """First and one past the last row of the block table that the device does not have yet."""
+
+        self._last = _Buffer(sequences, dtype=torch.int64, device=device)
+        self._rows: list[tuple[list[int], int] | None] = [None] * sequences
+        """Per row of the block table: the request's list of blocks that is written there, and how many."""
 
     def prepare(
         self, batch: Batch, decision: DispatchDecision
@@ -92,13 +109,29 @@ class ModelRunner:
             Input ids and positions, int64 [T] each, and the forward's context.
         """
         at = 0
+        longest = 1
         for row, item in enumerate(batch.items):
-            start, count, blocks = item.start, item.count, item.request.blocks
-            self._block_table.host[row, : len(blocks)] = blocks
+            start, count = item.start, item.count
+            longest = max(longest, count)
+            self._write_blocks(row, item.request.blocks)
             self._input_ids.host[at : at + count] = item.request.tokens[start : start + count]
             self._write_place(row, at, start, count)
             at += count
-        return self._views(decision.descriptor, at, len(batch.items))
+        # Between pieces attention runs as what the batch is; inside a graph as what was recorded.
+        uniform = decision.descriptor.uniform_decode or (
+            batch.uniform_decode and decision.mode is CUDAGraphMode.PIECEWISE
+        )
+        return self._views(decision.descriptor.num_tokens, uniform, at, len(batch.items), longest)
+
+    def _write_blocks(self, row: int, blocks: list[int]) -> None:
+        """Bring a row of the block table up to date; a request's list is replaced or grows, no more."""
+        written = self._rows[row]
+        known = written[1] if written is not None and written[0] is blocks else 0
+        if known == len(blocks):
+            return
+        self._block_table.host[row, known : len(blocks)] = blocks[known:]
+        self._rows[row] = (blocks, len(blocks))
+        self._stale_rows = (min(self._stale_rows[0], row), max(self._stale_rows[1], row + 1))
 
     def make_dummy_batch(
         self, descriptor: BatchDescriptor
@@ -113,12 +146,15 @@ class ModelRunner:
             longest = min(longest, max(size, self._limits.block_size))
         self._input_ids.host[:size] = 0
         self._block_table.host[:] = 0
+        self._rows = [None] * len(self._rows)
+        self._stale_rows = (0, len(self._rows))
         at, row = 0, 0
         while at < size:
             count = 1 if descriptor.uniform_decode else min(size - at, longest)
             self._write_place(row, at, longest - count if descriptor.uniform_decode else 0, count)
             at, row = at + count, row + 1
-        return self._views(descriptor, at, row)
+        most = 1 if descriptor.uniform_decode else min(size, longest)
+        return self._views(size, descriptor.uniform_decode, at, row, most)
 
     def _write_place(self, row: int, at: int, start: int, count: int) -> None:
         """Where ``count`` tokens of sequence ``row``, at batch index ``at``, stand and are cached."""
@@ -131,13 +167,12 @@ class ModelRunner:
         self._seq_lens.host[row] = start + count
 
     def _views(
-        self, descriptor: BatchDescriptor, tokens: int, sequences: int
+        self, padded: int, uniform: bool, tokens: int, sequences: int, longest: int
     ) -> tuple[Tensor, Tensor, ForwardContext]:
-        padded = descriptor.num_tokens
         self._input_ids.host[tokens:padded] = 0
         self._positions.host[tokens:padded] = 0
         self._slots.host[tokens:padded] = -1
-        if descriptor.uniform_decode:
+        if uniform:
             rows = padded
             self._query_start.host[: rows + 1] = np.arange(rows + 1)
         else:
@@ -147,12 +182,19 @@ class ModelRunner:
         metadata = AttentionMetadata(
             query_start=self._query_start.view(rows + 1),
             seq_lens=self._seq_lens.view(rows),
-            block_table=self._block_table.view(rows),
+            block_table=self._view_blocks(rows),
             slot_mapping=self._slots.view(padded),
-            uniform_decode=descriptor.uniform_decode,
+            uniform_decode=uniform,
+            max_query_len=longest,
         )
         context = ForwardContext(attention=metadata, kv_caches=self._kv_caches)
         return self._input_ids.view(padded), self._positions.view(padded), context
+
+    def _view_blocks(self, rows: int) -> Tensor:
+        """The first rows of the block table; only rows that changed are sent to the device."""
+        first, last = self._stale_rows
+        self._stale_rows = (len(self._rows), 0)
+        return self._block_table.view(rows, first, last)
 
     @torch.inference_mode()
     def sample(self, batch: Batch, hidden: Tensor) -> list[int]:
@@ -173,8 +215,8 @@ class ModelRunner:
                 rows.append(SampleRow(request.params, request.seed, request.generated))
         if not rows:
             return []
-        index = torch.tensor(last, device=self._device)
-        return sample(self._model.compute_logits(hidden[index]), rows)
+        self._last.host[: len(last)] = last
+        return sample(self._model.compute_logits(hidden[self._last.view(len(last))]), rows)
 
     @torch.inference_mode()
     def warm_up_sampling(self, hidden: Tensor) -> None:

@@ -80,7 +80,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     for name, indices in groups.items():
         if not indices:
             continue
-        part, members = logits[indices], [rows[i] for i in indices]
+        part, members = logits[_send(indices, torch.int64, logits)], [rows[i] for i in indices]
         if name == "greedy":
             chosen = part.argmax(dim=-1)
         elif name == "plain":
@@ -92,8 +92,15 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     return tokens
 
 
+def _send(values: Sequence[float], dtype: torch.dtype, beside: Tensor) -> Tensor:
+    """``values`` as a tensor on the device of ``beside``, without waiting for the device."""
+    on_gpu = beside.device.type != "cpu"
+    return torch.tensor(values, dtype=dtype, pin_memory=on_gpu).to(beside.device, non_blocking=True)
+
+
 def _probabilities(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    temperatures = logits.new_tensor([row.params.temperature for row in rows]).unsqueeze(1)
+    values = [row.params.temperature for row in rows]
+    temperatures = _send(values, logits.dtype, logits).unsqueeze(1)
     # Shifted first: a tiny temperature must not turn large logits into infinities.
     shifted = logits - logits.amax(dim=-1, keepdim=True)
     return torch.softmax(shifted / temperatures, dim=-1)
@@ -103,7 +110,7 @@ def _invert(probabilities: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Indices at which the cumulative sums pass the rows' random numbers: int64 [R]."""
     sums = probabilities.double().cumsum(dim=-1)
     numbers = [uniform(row.seed, row.step) for row in rows]
-    points = torch.tensor(numbers, dtype=torch.float64, device=sums.device).unsqueeze(1)
+    points = _send(numbers, torch.float64, sums).unsqueeze(1)
     # right=True: a number equal to a sum belongs to the next token, so one without weight is never hit.
     found = torch.searchsorted(sums, points * sums[:, -1:], right=True).squeeze(1)
     # Only logits that are not numbers get past the end; the token must be one all the same.
@@ -116,9 +123,10 @@ def _filtered(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     ordered, order = _probabilities(logits, rows).sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(vocab, device=logits.device)
     limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
-    ordered = ordered.masked_fill(ranks >= torch.tensor(limits, device=logits.device)[:, None], 0.0)
+    kept = _send(limits, torch.int64, logits).unsqueeze(1)
+    ordered = ordered.masked_fill(ranks >= kept, 0.0)
     ordered = ordered / ordered.sum(dim=-1, keepdim=True)
-    top_p = ordered.new_tensor([row.params.top_p for row in rows]).unsqueeze(1)
+    top_p = _send([row.params.top_p for row in rows], ordered.dtype, ordered).unsqueeze(1)
     # A token stays while the mass before it is below top_p: the first always does.
     before = ordered.cumsum(dim=-1) - ordered
     ordered = ordered.masked_fill((before >= top_p) & (ranks > 0), 0.0)

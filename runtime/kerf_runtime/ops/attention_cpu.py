@@ -24,6 +24,7 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
+    output_scale: Tensor | None = None,
 ) -> None:
     """Store ``k`` and ``v`` in the cache, then attend causally over each sequence's cached tokens.
 
@@ -31,11 +32,18 @@ def paged_attention(
         q: [T, H, D].
         k: [T, K, D], this step's keys.
         v: [T, K, D], this step's values.
-        output: [T, H, D], overwritten; rows of padding become zeros.
+        output: [T, H, D], overwritten; rows of padding become zeros.  float8_e4m3fn with a scale.
         key_cache: [N, S, K, D].
         value_cache: [N, S, K, D].
         metadata: of the batch; padding sequences come after all real ones.
+        output_scale: float32 [1]; the result is divided by it and clamped.
     """
+    if output_scale is not None:
+        wide = torch.empty_like(q)
+        paged_attention(q, k, v, wide, key_cache, value_cache, metadata)
+        limit = torch.finfo(output.dtype).max
+        output.copy_((wide.float() / output_scale).clamp(-limit, limit))
+        return
     _store(k, v, key_cache, value_cache, metadata.slot_mapping)
     count = int((metadata.seq_lens > 0).sum())
     starts = metadata.query_start[: count + 1].tolist()

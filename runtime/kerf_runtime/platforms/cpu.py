@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from kerf_runtime.config.engine import DType
 from kerf_runtime.config.resolve import AttentionGraphSupport, PlatformFacts
 from kerf_runtime.cudagraph.emulated import EmulatedStaticGraph
-from kerf_runtime.platforms.interface import StaticGraph
+from kerf_runtime.platforms.interface import DeviceMemory, StaticGraph
 
 __all__ = ["CpuPlatform"]
 
@@ -51,6 +52,14 @@ class CpuPlatform:
 
     def static_graph(self) -> StaticGraph:
         return EmulatedStaticGraph()
+
+    def capture_pass(self) -> AbstractContextManager[None]:
+        """Nothing to tidy."""
+        return nullcontext()
+
+    def memory(self) -> DeviceMemory | None:
+        """None: emulated graphs count the buffers they keep themselves."""
+        return None
 
     def observed_factors(self) -> dict[str, Any]:
         """Instruction set and Python ABI: the kernels are extension modules built for both.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +12,22 @@ from torch import Tensor
 
 from kerf_runtime.config.resolve import PlatformFacts
 
-__all__ = ["Platform", "StaticGraph"]
+__all__ = ["DeviceMemory", "Platform", "StaticGraph"]
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of the device, in bytes.
+
+    Attributes:
+        total: of the device.
+        free: neither used by this process nor by another.
+        reserved: held by PyTorch's allocator in this process, used or cached.
+    """
+
+    total: int
+    free: int
+    reserved: int
 
 
 class StaticGraph(Protocol):
@@ -32,7 +49,10 @@ class StaticGraph(Protocol):
         ...
 
     def capture(self, runnable: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Run ``runnable(*inputs)`` once while recording; returns the output buffers."""
+        """Run ``runnable(*inputs)`` once while recording; returns the output buffers.
+
+        Whether the buffers hold a result before the first replay is up to the platform.
+        """
         ...
 
     def replay(self) -> Any:
@@ -41,7 +61,7 @@ class StaticGraph(Protocol):
 
 
 class Platform(Protocol):
-    """A kind of machine.  CPU now; CUDA has the same interface."""
+    """A kind of machine."""
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +74,14 @@ class Platform(Protocol):
 
     def static_graph(self) -> StaticGraph:
         """An empty graph."""
+        ...
+
+    def capture_pass(self) -> AbstractContextManager[None]:
+        """Surrounds the capture of many graphs: memory is tidied once before, never in between."""
+        ...
+
+    def memory(self) -> DeviceMemory | None:
+        """Memory of the device now; None where graphs have no memory of their own to be measured."""
         ...
 
     def observed_factors(self) -> dict[str, Any]:

@@ -1,0 +1,389 @@
+"""Triton kernels of paged attention: store, decode with split keys, prefill and mixed batches.
+
+All three find their work from metadata on the device, and their launch grids depend on the padded batch
+alone, so a recorded launch stays right for any lengths.  The host side, which chooses grids and tile
+sizes, is ``kerf_runtime.ops.attention_triton``.
+
+Legend: T tokens, B sequences, H query heads, K key/value heads, G = H / K, D head size, S tokens per
+cache block.  Softmax is computed in base 2 with a running maximum (Dao, "FlashAttention-2", 2023); the
+``scale`` arguments therefore contain log2(e).  Query heads that share a key head are rows of one tile,
+so keys and values are read once per group.  Splitting the keys of one sequence over several programs
+and combining their results is "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
+"""
+
+# ruff: noqa: N803  constants of a kernel are written in capitals
+# Triton's compiler reads annotations of kernel arguments: no ``from __future__ import annotations``.
+import triton
+import triton.language as tl
+
+__all__ = ["decode_kernel", "mixed_kernel", "store_kernel"]
+
+
+@triton.jit
+def _write(pointers, values, mask, scale, SCALED: tl.constexpr, FP8_MAX: tl.constexpr):
+    """Store float32 ``values``, divided by ``scale`` and clamped when the output is quantised."""
+    if SCALED:
+        values = values / scale
+        values = tl.minimum(tl.maximum(values, -FP8_MAX), FP8_MAX)
+    tl.store(pointers, values.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_kernel(
+    k,
+    v,
+    output,
+    key_cache,
+    value_cache,
+    slot_mapping,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    out_token,
+    out_head,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    STORE: tl.constexpr,
+    ZERO: tl.constexpr,
+):
+    """One token: its key and value go to its slot; a token of padding gets zeros as its output.
+
+    Grid: (T,).  ``STORE`` and ``ZERO`` are the powers of two that hold K * D and H * D.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        element = tl.arange(0, ZERO)
+        where = token * out_token + (element // D) * out_head + element % D
+        zeros = tl.zeros([ZERO], tl.float32).to(output.dtype.element_ty)
+        tl.store(output + where, zeros, mask=element < HEADS * D)
+    else:
+        element = tl.arange(0, STORE)
+        mask = element < KV_HEADS * D
+        head, dim = element // D, element % D
+        key = tl.load(k + token * k_token + head * k_head + dim, mask=mask)
+        value = tl.load(v + token * v_token + head * v_head + dim, mask=mask)
+        tl.store(key_cache + slot * (KV_HEADS * D) + element, key, mask=mask)
+        tl.store(value_cache + slot * (KV_HEADS * D) + element, value, mask=mask)
+
+
+@triton.jit
+def decode_kernel(
+    q,
+    k,
+    v,
+    output,
+    output_scale,
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    slot_mapping,
+    partial,
+    statistics,
+    arrivals,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    out_token,
+    out_head,
+    table_row,
+    splits,
+    scale,
+    G: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    S: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+):
+    """One query token per sequence: store its key and value, then attend over one part of the keys.
+
+    Grid: (K, splits, B).  The keys of a sequence are divided into as many parts as are worth it, at
+    most ``splits``; programs without a part return at once.  The program that arrives last at the
+    sequence's counter combines the parts and resets the counter for the next launch.
+
+    Args:
+        partial: float32 [B, K, splits, ROWS, D_PAD], weighted values of each part.
+        statistics: float32 [B, K, splits, 2, ROWS], maximum and sum of each part.
+        arrivals: int32 [B, K], zero between launches.
+    """
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    length = tl.load(seq_lens + sequence)
+    tiles = tl.cdiv(length, TILE)
+    tiles_each = tl.maximum(tl.cdiv(tiles, splits), MIN_TILES)
+    parts = tl.cdiv(tiles, tiles_each)
+
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, D_PAD)
+    in_group = row < G
+    in_head = dim < D
+    head = kv_head * G + row
+    out = output + sequence * out_token + head[:, None] * out_head + dim[None, :]
+    out_mask = in_group[:, None] & in_head[None, :]
+    out_scale = 1.0
+    if SCALED:
+        out_scale = tl.load(output_scale)
+
+    if parts == 0:
+        if split == 0:
+            nothing = tl.zeros([ROWS, D_PAD], tl.float32)
+            _write(out, nothing, out_mask, out_scale, SCALED, FP8_MAX)
+        return
+    if split >= parts:
+        return
+
+    if split == parts - 1:
+        # Only this program reads the newest position, so nobody waits for the store.
+        slot = tl.load(slot_mapping + sequence)
+        if slot >= 0:
+            new_key = tl.load(k + sequence * k_token + kv_head * k_head + dim, mask=in_head)
+            new_value = tl.load(v + sequence * v_token + kv_head * v_head + dim, mask=in_head)
+            place = slot * (KV_HEADS * D) + kv_head * D + dim
+            tl.store(key_cache + place, new_key, mask=in_head)
+            tl.store(value_cache + place, new_value, mask=in_head)
+        tl.debug_barrier()
+
+    queries = tl.load(
+        q + sequence * q_token + head[:, None] * q_head + dim[None, :], mask=out_mask, other=0.0
+    )
+    maximum = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, D_PAD], tl.float32)
+    in_tile = tl.arange(0, TILE)
+    table = block_table + sequence * table_row
+    head_offset = kv_head * D + dim
+    first = split * tiles_each
+    last = tl.minimum(first + tiles_each, tiles)
+    for tile in tl.range(first, last, num_stages=STAGES):
+        position = tile * TILE + in_tile
+        valid = position < length
+        block = tl.load(table + position // S, mask=valid, other=0).to(tl.int64)
+        place = (block * S + position % S) * (KV_HEADS * D)
+        where = place[:, None] + head_offset[None, :]
+        mask = valid[:, None] & in_head[None, :]
+        keys = tl.load(key_cache + where, mask=mask, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(valid[None, :], scores, -float("inf"))
+        higher = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        rescale = tl.exp2(maximum - higher)
+        total = total * rescale + tl.sum(weights, 1)
+        stored = tl.load(value_cache + where, mask=mask, other=0.0)
+        values = values * rescale[:, None]
+        values = tl.dot(weights.to(stored.dtype), stored, values, input_precision=PRECISION)
+        maximum = higher
+
+    if parts == 1:
+        _write(out, values / total[:, None], out_mask, out_scale, SCALED, FP8_MAX)
+        return
+
+    pair = sequence * KV_HEADS + kv_head
+    mine = pair * splits + split
+    tl.store(
+        partial + mine * (ROWS * D_PAD) + row[:, None] * D_PAD + dim[None, :], values, mask=out_mask
+    )
+    tl.store(statistics + mine * (2 * ROWS) + row, maximum, mask=in_group)
+    tl.store(statistics + mine * (2 * ROWS) + ROWS + row, total, mask=in_group)
+    # Every thread's part is written before the program is counted.
+    tl.debug_barrier()
+    before = tl.atomic_add(arrivals + pair, 1, sem="acq_rel", scope="gpu")
+    if before == parts - 1:
+        tl.store(arrivals + pair, 0)
+        part = tl.arange(0, MAX_SPLITS)
+        present = part < parts
+        each = pair * splits + part
+        for g in range(G):
+            peaks = tl.load(
+                statistics + each * (2 * ROWS) + g,
+                mask=present,
+                other=-1.0e30,
+                cache_modifier=".cg",
+            )
+            totals = tl.load(
+                statistics + each * (2 * ROWS) + ROWS + g,
+                mask=present,
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            share = tl.where(present, tl.exp2(peaks - tl.max(peaks, 0)), 0.0)
+            parts_of_row = tl.load(
+                partial + (each * (ROWS * D_PAD) + g * D_PAD)[:, None] + dim[None, :],
+                mask=present[:, None] & in_head[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            combined = tl.sum(parts_of_row * share[:, None], 0) / tl.sum(totals * share, 0)
+            where_out = output + sequence * out_token + (kv_head * G + g) * out_head + dim
+            _write(where_out, combined, in_head, out_scale, SCALED, FP8_MAX)
+
+
+@triton.jit
+def _attend(
+    queries,
+    maximum,
+    total,
+    values,
+    key_cache,
+    value_cache,
+    table,
+    head_offset,
+    in_head,
+    position_of_row,
+    first,
+    last,
+    length,
+    scale,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    MASKED: tl.constexpr,
+    PADDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Extend the running softmax over keys ``first`` to ``last``; ``MASKED`` where some are hidden."""
+    in_tile = tl.arange(0, TILE)
+    for start in tl.range(first, last, TILE, num_stages=STAGES):
+        position = start + in_tile
+        if MASKED:
+            visible = position < length
+            block = tl.load(table + position // S, mask=visible, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + position // S).to(tl.int64)
+        place = (block * S + position % S) * (KV_HEADS * D)
+        where = place[:, None] + head_offset[None, :]
+        if MASKED:
+            mask = visible[:, None] & in_head[None, :]
+            keys = tl.load(key_cache + where, mask=mask, other=0.0)
+        elif PADDED:
+            keys = tl.load(key_cache + where, mask=in_head[None, :], other=0.0)
+        else:
+            keys = tl.load(key_cache + where)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        if MASKED:
+            seen = position[None, :] <= position_of_row[:, None]
+            scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        rescale = tl.exp2(maximum - higher)
+        total = total * rescale + tl.sum(weights, 1)
+        if MASKED:
+            stored = tl.load(value_cache + where, mask=mask, other=0.0)
+        elif PADDED:
+            stored = tl.load(value_cache + where, mask=in_head[None, :], other=0.0)
+        else:
+            stored = tl.load(value_cache + where)
+        values = values * rescale[:, None]
+        values = tl.dot(weights.to(stored.dtype), stored, values, input_precision=PRECISION)
+        maximum = higher
+    return maximum, total, values
+
+
+@triton.jit
+def mixed_kernel(
+    q,
+    output,
+    output_scale,
+    key_cache,
+    value_cache,
+    block_table,
+    query_start,
+    seq_lens,
+    q_token,
+    q_head,
+    out_token,
+    out_head,
+    table_row,
+    sequences,
+    scale,
+    G: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    S: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+):
+    """``QUERIES`` neighbouring tokens of one sequence and one key head; its keys are in the cache already.
+
+    Grid: (T // QUERIES + B, K).  Sequence i owns the programs from query_start[i] // QUERIES + i on:
+    always enough, and found by bisection without anything but ``query_start``.  The last programs have
+    the most keys and start first.
+    """
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    low = 0
+    high = sequences
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // QUERIES + middle <= program:
+            low = middle + 1
+        else:
+            high = middle
+    sequence = tl.cast(low - 1, tl.int64)
+    start = tl.load(query_start + sequence)
+    count = tl.load(query_start + sequence + 1) - start
+    first_query = (program - start // QUERIES - low + 1) * QUERIES
+    length = tl.load(seq_lens + sequence)
+    if (first_query >= count) | (length == 0):
+        return
+
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, D_PAD)
+    in_head = dim < D
+    query = first_query + row // G
+    head = kv_head * G + row % G
+    real = (row < QUERIES * G) & (query < count)
+    token = (start + query).to(tl.int64)
+    mask = real[:, None] & in_head[None, :]
+    queries = tl.load(
+        q + token[:, None] * q_token + head[:, None] * q_head + dim[None, :], mask=mask, other=0.0
+    )
+    position_of_row = length - count + query
+    maximum = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, D_PAD], tl.float32)
+
+    table = block_table + sequence * table_row
+    head_offset = kv_head * D + dim
+    # Every row sees all keys up to the first query's own; the rest differs from row to row.
+    first_position = length - count + first_query
+    shared = (first_position + 1) // TILE * TILE
+    end = length - count + tl.minimum(first_query + QUERIES, count)
+    maximum, total, values = _attend(
+        queries, maximum, total, values, key_cache, value_cache, table, head_offset, in_head,
+        position_of_row, 0, shared, length, scale,
+        KV_HEADS, D, S, TILE, STAGES, False, D_PAD > D, PRECISION,
+    )  # fmt: skip
+    maximum, total, values = _attend(
+        queries, maximum, total, values, key_cache, value_cache, table, head_offset, in_head,
+        position_of_row, shared, end, length, scale,
+        KV_HEADS, D, S, TILE, STAGES, True, D_PAD > D, PRECISION,
+    )  # fmt: skip
+
+    out_scale = 1.0
+    if SCALED:
+        out_scale = tl.load(output_scale)
+    where = output + token[:, None] * out_token + head[:, None] * out_head + dim[None, :]
+    _write(where, values / total[:, None], mask, out_scale, SCALED, FP8_MAX)
