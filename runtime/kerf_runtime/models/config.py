@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kerf_runtime.config.engine import DType
 
-__all__ = ["ModelConfig", "RopeScaling"]
+__all__ = ["Fp8Scheme", "ModelConfig", "RopeScaling"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,19 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Fp8Scheme:
+    """How the linear layers between embedding and head are quantised: weights and inputs in FP8.
+
+    Attributes:
+        static: the scale of each layer's input is in the checkpoint; else it is computed per token.
+        stored: the checkpoint holds FP8 weights and their scales; else they are made while loading.
+    """
+
+    static: bool
+    stored: bool
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What the model code and the engine must know about a checkpoint.
 
@@ -40,6 +53,8 @@ class ModelConfig:
         dtype: data type of the stored weights; BFLOAT16 for quantised ones.
         eos_token_ids: tokens that end an answer.
         bos_token_id: token that starts a text, if the model has one.
+        quantization: of the linear layers, if they are quantised while they compute.  GGUF files are
+            expanded when they are loaded, so they have none.
     """
 
     architecture: str
@@ -60,6 +75,7 @@ class ModelConfig:
     dtype: DType
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    quantization: Fp8Scheme | None = None
 
     @property
     def q_size(self) -> int:

@@ -12,6 +12,7 @@ from kerf_runtime.config.engine import DType
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.config import ModelConfig, RopeScaling
 from kerf_runtime.models.gguf_file import GgufFile
+from kerf_runtime.models.quantization import scheme_from_json
 
 __all__ = ["CLASSES", "GGUF_NAMES", "config_from_gguf", "config_from_json"]
 
@@ -71,12 +72,6 @@ def config_from_json(data: dict[str, Any], generation: dict[str, Any], where: st
         raise facts.error(
             "hidden_act", f"activation {activation!r} is not supported", "Supported: silu"
         )
-    if data.get("quantization_config"):
-        raise facts.error(
-            "quantization_config",
-            "quantised safetensors checkpoints are not supported",
-            "Use the unquantised checkpoint, or a GGUF file",
-        )
     heads = facts.integer("num_attention_heads")
     hidden = facts.integer("hidden_size")
     theta, scaling = _rope_from_json(facts)
@@ -105,6 +100,7 @@ def config_from_json(data: dict[str, Any], generation: dict[str, Any], where: st
         eos_token_ids=_Facts(generation, where).tokens("eos_token_id")
         or facts.tokens("eos_token_id"),
         bos_token_id=next(iter(facts.tokens("bos_token_id")), None),
+        quantization=scheme_from_json(data, where),
     )
     return _checked(config, facts)
 

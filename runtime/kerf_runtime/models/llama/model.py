@@ -3,7 +3,9 @@
 Shapes: T tokens, E hidden size, F intermediate size, H query heads, K key/value heads, D head size.
 Every layer has the same structure, so that cutting the graph at the attention calls gives a first
 piece, identical middle pieces, and a last piece.  Attention goes through ``kerf::attention``, which
-writes the KV cache and fills a preallocated output; everything else is ATen, for Inductor to fuse.
+writes the KV cache and fills a preallocated output.  Everything else is built from ``kerf_runtime.layers``:
+ATen for Inductor to fuse, or custom operators, as the policy says.  The residual is carried beside the
+layer's output, so that every addition is part of the norm that follows it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from torch import Tensor, nn
 
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
 from kerf_runtime.compilation.decorator import support_torch_compile
+from kerf_runtime.layers.activation import SiluAndMul
+from kerf_runtime.layers.linear import Fp8Linear, Linear
+from kerf_runtime.layers.norm import RMSNorm
+from kerf_runtime.layers.rotary import Rotate
 from kerf_runtime.models.config import ModelConfig
 
 __all__ = ["Llama", "attention_layer_names", "build", "inverse_frequencies"]
@@ -29,20 +35,13 @@ def attention_layer_names(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"layers.{index}.attention" for index in range(config.num_layers))
 
 
-class Linear(nn.Module):
-    """A matrix and perhaps a bias, without ``nn.Linear``'s random initialisation.
-
-    The initialisation would be thrown away, and on the meta device it imports Dynamo (seconds).
-    """
-
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
-        return F.linear(x, self.weight, self.bias)
+def _projection(
+    config: ModelConfig, inputs: int, outputs: int, *, bias: bool
+) -> Linear | Fp8Linear:
+    """A linear layer between embedding and head, quantised if the model is."""
+    if config.quantization is None:
+        return Linear(inputs, outputs, bias=bias)
+    return Fp8Linear(inputs, outputs, bias=bias, static=config.quantization.static)
 
 
 class Embedding(nn.Module):
@@ -55,21 +54,6 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [T] -> [T, E]."""
         return F.embedding(ids, self.weight)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation, computed in float32 (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, E] -> [T, E]."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
 
 
 def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
@@ -124,12 +108,6 @@ class RotaryEmbedding(nn.Module):
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, D]; dimension i is paired with i + D/2 (the Hugging Face convention)."""
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
 class Attention(nn.Module):
     """Grouped-query attention with one fused projection for queries, keys and values."""
 
@@ -139,18 +117,21 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
         self.sizes = (config.q_size, config.kv_size, config.kv_size)
-        self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), bias=config.attention_bias)
-        self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.attention_bias)
+        bias = config.attention_bias
+        self.qkv_proj = _projection(config, config.hidden_size, sum(self.sizes), bias=bias)
+        self.rotate = Rotate()
+        self.o_proj = _projection(config, config.q_size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
-        q = rotate(q.view(-1, self.num_heads, self.head_dim), cos, sin)
-        k = rotate(k.view(-1, self.num_kv_heads, self.head_dim), cos, sin)
+        q = self.rotate(q.view(-1, self.num_heads, self.head_dim), cos, sin)
+        k = self.rotate(k.view(-1, self.num_kv_heads, self.head_dim), cos, sin)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
         output = torch.empty_like(q)
         torch.ops.kerf.attention(q, k, v, output, self.layer_name)
-        return self.o_proj(output.view(-1, self.sizes[0]))
+        projected: Tensor = self.o_proj(output.view(-1, self.sizes[0]))
+        return projected
 
 
 class MLP(nn.Module):
@@ -158,18 +139,19 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width = config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, 2 * width, bias=config.mlp_bias)
-        self.down_proj = Linear(width, config.hidden_size, bias=config.mlp_bias)
+        width, bias = config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = _projection(config, config.hidden_size, 2 * width, bias=bias)
+        self.activation = SiluAndMul()
+        self.down_proj = _projection(config, width, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        projected: Tensor = self.down_proj(self.activation(self.gate_up_proj(x)))
+        return projected
 
 
 class Layer(nn.Module):
-    """One transformer layer: pre-norm attention and MLP, each added to the residual."""
+    """One transformer layer: pre-norm attention and MLP; the next norm adds the MLP's output."""
 
     def __init__(self, config: ModelConfig, layer_name: str) -> None:
         super().__init__()
@@ -178,10 +160,16 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, E] -> [T, E]."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Output and residual of the layer before (the first has none) -> those of this one, [T, E]."""
+        if residual is None:
+            residual, x = x, self.attention_norm(x)
+        else:
+            x, residual = self.attention_norm(x, residual)
+        x, residual = self.mlp_norm(self.attention(x, cos, sin), residual)
+        return self.mlp(x), residual
 
 
 @support_torch_compile
@@ -206,12 +194,15 @@ class Llama(nn.Module):
         Returns:
             [T, E] in the model's data type.
         """
-        x = self.embedding(input_ids)
+        x: Tensor = self.embedding(input_ids)
+        residual: Tensor | None = None
         cos, sin = self.rotary(positions)
         for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x)
+            x, residual = layer(x, residual, cos, sin)
+        x, _ = self.norm(x, residual)
+        return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> float32 [R, vocab]."""
-        return self.lm_head(hidden).float()
+        logits: Tensor = self.lm_head(hidden)
+        return logits.float()
