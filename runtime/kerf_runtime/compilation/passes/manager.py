@@ -1,0 +1,139 @@
+"""The pass manager: what Inductor calls after its own post-grad passes, once per compiled graph.
+
+It runs the enabled passes in their order, counts what each one matched, and writes the graph before and
+after each pass when asked to.  Its uuid covers names and versions of the enabled passes, so a changed
+pass or a changed configuration is another entry in Inductor's caches and in ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from kerf_runtime.compilation.counters import CompilationCounter, compilation_counter
+from kerf_runtime.compilation.passes.attention_quant import fuse_attention_quant
+from kerf_runtime.compilation.passes.functionalization import fix_functionalization
+from kerf_runtime.compilation.passes.fusions import fuse_activation_quant, fuse_norm_quant
+from kerf_runtime.compilation.passes.noop import eliminate_noops
+from kerf_runtime.config.compilation import ATTENTION_OPS
+from kerf_runtime.config.passes import FUSION_PASSES, PassConfig, enabled_passes, pass_uuids
+
+__all__ = ["PassManager", "dependency_warnings", "inductor_options"]
+
+_log = logging.getLogger(__name__)
+
+_COUNTER_FIELDS = {
+    "noop_elimination": "noop_matches",
+    "norm_quant_fusion": "norm_quant_matches",
+    "activation_quant_fusion": "activation_quant_matches",
+    "attention_quant_fusion": "attention_quant_matches",
+    "fix_functionalization": "functionalization_matches",
+}
+
+
+def inductor_options(manager: PassManager) -> dict[str, Any]:
+    """The Inductor options under which ``manager`` runs and in-place operators can stay in place."""
+    return {"post_grad_custom_post_pass": manager, "enable_auto_functionalized_v2": False}
+
+
+def dependency_warnings(config: PassConfig, splitting_ops: Sequence[str]) -> tuple[str, ...]:
+    """Why an enabled pass may find nothing, one sentence each."""
+    enabled = enabled_passes(config)
+    fusions = [name for name in FUSION_PASSES if name in enabled]
+    warnings = []
+    if fusions and "noop_elimination" not in enabled:
+        warnings.append(
+            f"{', '.join(fusions)} may match nothing: reshapes that change nothing stand between the "
+            "operators to fuse while compilation.passes.noopElimination is off"
+        )
+    outside = sorted(set(splitting_ops) & set(ATTENTION_OPS))
+    if "attention_quant_fusion" in fusions and outside:
+        warnings.append(
+            f"attention_quant_fusion cannot match: the graph is split at {', '.join(outside)}, so that "
+            "attention is in no compiled piece; leave it out of compilation.splittingOps"
+        )
+    return tuple(warnings)
+
+
+class PassManager(CustomGraphPass):
+    """Runs the passes on a post-grad graph, in place.
+
+    Args:
+        config: which passes are on.
+        splitting_ops: operators at which the graph was cut, as ``namespace::name``.
+        counters: where matches are counted.
+        dump_dir: where the graph is written before and after each pass, as Python; None for nowhere.
+
+    Attributes:
+        matches: matches of each enabled pass since the manager was made.
+        left_functional: calls that ``fix_functionalization`` could not make in-place again.
+        warnings: why an enabled pass may find nothing.
+    """
+
+    def __init__(
+        self,
+        config: PassConfig,
+        *,
+        splitting_ops: Sequence[str] = (),
+        counters: CompilationCounter = compilation_counter,
+        dump_dir: Path | None = None,
+    ) -> None:
+        self.matches: dict[str, int] = dict.fromkeys(enabled_passes(config), 0)
+        self.left_functional = 0
+        self.warnings = dependency_warnings(config, splitting_ops)
+        for warning in self.warnings:
+            _log.warning("%s", warning)
+        self._uuid = sha256(json.dumps(pass_uuids(config)).encode()).hexdigest()
+        self._counters = counters
+        self._dump_dir = dump_dir
+        self._graphs = 0
+        self._passes: dict[str, Callable[[fx.Graph], int]] = {
+            "noop_elimination": eliminate_noops,
+            "norm_quant_fusion": fuse_norm_quant,
+            "activation_quant_fusion": fuse_activation_quant,
+            "attention_quant_fusion": fuse_attention_quant,
+            "fix_functionalization": self._fix_functionalization,
+        }
+
+    def uuid(self) -> str:
+        """64 hex digits that identify what the enabled passes do."""
+        return self._uuid
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PassManager:
+        """Itself: Inductor copies its configuration, and there is one count of matches."""
+        return self
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Run the enabled passes on ``graph``."""
+        number = self._graphs
+        self._graphs += 1
+        for order, name in enumerate(self.matches):
+            self._dump(graph, f"graph{number}_{order}_{name}_before.py")
+            found = self._passes[name](graph)
+            self._dump(graph, f"graph{number}_{order}_{name}_after.py")
+            self.matches[name] += found
+            field = _COUNTER_FIELDS[name]
+            setattr(self._counters, field, getattr(self._counters, field) + found)
+            _log.debug("%s matched %d times in graph %d", name, found, number)
+        graph.lint()
+
+    def _fix_functionalization(self, graph: fx.Graph) -> int:
+        result = fix_functionalization(graph)
+        self.left_functional += result.left
+        if result.left:
+            _log.info("%d in-place operators stay functional: their buffer is read", result.left)
+        return result.fixed
+
+    def _dump(self, graph: fx.Graph, name: str) -> None:
+        if self._dump_dir is None:
+            return
+        self._dump_dir.mkdir(parents=True, exist_ok=True)
+        code = graph.python_code("self", verbose=True, include_stride=True, expanded_def=True)
+        (self._dump_dir / name).write_text(code.src.lstrip())
