@@ -16,11 +16,9 @@ from kerf_runtime.config.deployment import (
     CachePolicy,
     CacheVerification,
     DeletionPolicy,
-    ModelDeploymentDocument,
     ModelDeploymentSpec,
-    load_document,
-    parse_document,
 )
+from kerf_runtime.config.document import ModelDeploymentDocument, load_document, parse_document
 from kerf_runtime.config.engine import DType, EngineConfig, Quantization
 from kerf_runtime.config.key import (
     cache_key,

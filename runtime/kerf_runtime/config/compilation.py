@@ -16,12 +16,14 @@ __all__ = [
     "ATTENTION_OPS",
     "CAPTURE_SIZES",
     "MAX_SIZE",
+    "SIZE_RULES",
     "CUDAGraphMode",
     "CompilationConfig",
     "CompilationLevel",
     "CompilerBackendName",
     "InductorValue",
     "PassConfig",
+    "check_sizes",
 ]
 
 ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
@@ -231,3 +233,48 @@ class CompilationConfig(ConfigModel):
     def compiles_capture_sizes(self) -> bool:
         """Whether every capture size is compiled with static shapes, so that they are part of the key."""
         return CAPTURE_SIZES in (self.compile_sizes or ())
+
+
+SIZE_RULES: tuple[tuple[str, ...], ...] = (
+    (
+        "!has(self.compilation.captureSizes) || "
+        "((self.compilation.cudagraphMode == 'NONE' || self.engine.enforceEager) && "
+        "!(has(self.compilation.compileSizes) && "
+        "self.compilation.compileSizes.exists(s, type(s) == string))) || "
+        "self.compilation.captureSizes.all(s, s <= self.engine.maxNumBatchedTokens)",
+        "compilation.captureSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
+        "'compilation.captureSizes holds %d, above engine.maxNumBatchedTokens %d: no step is that large'"
+        ".format([self.compilation.captureSizes.max(), self.engine.maxNumBatchedTokens])",
+    ),
+    (
+        "!has(self.compilation.compileSizes) || "
+        "self.compilation.compileSizes.all(s, type(s) == string || s <= self.engine.maxNumBatchedTokens)",
+        "compilation.compileSizes holds a size above engine.maxNumBatchedTokens: no step is that large",
+        "'compilation.compileSizes holds %d, above engine.maxNumBatchedTokens %d: no step is that large'"
+        ".format([self.compilation.compileSizes.filter(s, type(s) == int && "
+        "s > self.engine.maxNumBatchedTokens)[0], self.engine.maxNumBatchedTokens])",
+    ),
+)
+"""``check_sizes`` as CEL on the whole spec, each with a message and an expression that names the numbers."""
+
+
+def check_sizes(config: CompilationConfig, *, limit: int, enforce_eager: bool) -> None:
+    """Refuse sizes above ``limit``, the most tokens of a step; capture sizes only where they are used.
+
+    Raises:
+        ValueError: names the field, the size and the limit.
+    """
+    captured = config.cudagraph_mode is not CUDAGraphMode.NONE and not enforce_eager
+    if captured or config.compiles_capture_sizes:
+        _check_fit("captureSizes", (config.capture_sizes or [])[-1:], limit)
+    static = [size for size in config.compile_sizes or [] if isinstance(size, int)]
+    _check_fit("compileSizes", static, limit)
+
+
+def _check_fit(field: str, sizes: list[int], limit: int) -> None:
+    above = next((size for size in sizes if size > limit), None)
+    if above is not None:
+        raise ValueError(
+            f"compilation.{field} holds {above}, above engine.maxNumBatchedTokens {limit}: "
+            "no step is that large"
+        )
