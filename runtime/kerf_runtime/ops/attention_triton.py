@@ -24,6 +24,8 @@ __all__ = ["Tiles", "decode_tiles", "mixed_tiles", "paged_attention"]
 FP8_MAX = 448.0
 """Largest float8_e4m3fn."""
 MAX_SPLITS = 32
+MIN_KEYS = 128
+"""A part of a sequence has at least this many keys: below, combining costs more than it brings."""
 _SHORT_QUERIES = 16
 """Batches whose sequences have at most this many new tokens use smaller tiles."""
 _LOG2_E = math.log2(math.e)
@@ -46,7 +48,7 @@ def decode_tiles(group: int, head_size: int, itemsize: int) -> Tiles:
         return Tiles(rows, 32, 1, 4)
     if head_size > 128:
         return Tiles(rows, 32, 3, 4)
-    return Tiles(rows, 64, 3, 4)
+    return Tiles(rows, 64, 4, 2)
 
 
 def mixed_tiles(group: int, head_size: int, itemsize: int, *, short: bool) -> Tiles:
@@ -147,8 +149,9 @@ def _decode(
         S=block_size,
         ROWS=tiles.rows,
         TILE=tiles.keys,
-        MIN_TILES=-(-128 // tiles.keys),
-        MAX_SPLITS=MAX_SPLITS,
+        MIN_TILES=max(1, MIN_KEYS // tiles.keys),
+        G_PAD=_power_of_two(group),
+        UNROLL=8,
         STAGES=tiles.stages,
         PRECISION=_precision(q.dtype),
         SCALED=output_scale is not None,

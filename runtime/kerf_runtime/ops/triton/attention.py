@@ -55,10 +55,11 @@ def store_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:
-        element = tl.arange(0, ZERO)
-        where = token * out_token + (element // D) * out_head + element % D
+        # Names of their own: Triton merges the types of variables that both branches assign.
+        out_element = tl.arange(0, ZERO)
+        where = token * out_token + (out_element // D) * out_head + out_element % D
         zeros = tl.zeros([ZERO], tl.float32).to(output.dtype.element_ty)
-        tl.store(output + where, zeros, mask=element < HEADS * D)
+        tl.store(output + where, zeros, mask=out_element < HEADS * D)
     else:
         element = tl.arange(0, STORE)
         mask = element < KV_HEADS * D
@@ -69,7 +70,7 @@ def store_kernel(
         tl.store(value_cache + slot * (KV_HEADS * D) + element, value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "table_row"])
 def decode_kernel(
     q,
     k,
@@ -103,7 +104,8 @@ def decode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    G_PAD: tl.constexpr,
+    UNROLL: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     SCALED: tl.constexpr,
@@ -124,22 +126,30 @@ def decode_kernel(
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     length = tl.load(seq_lens + sequence)
-    tiles = tl.cdiv(length, TILE)
-    tiles_each = tl.maximum(tl.cdiv(tiles, splits), MIN_TILES)
-    parts = tl.cdiv(tiles, tiles_each)
-
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, D_PAD)
     in_group = row < G
     in_head = dim < D
     head = kv_head * G + row
-    out = output + sequence * out_token + head[:, None] * out_head + dim[None, :]
     out_mask = in_group[:, None] & in_head[None, :]
+    # Nothing of this depends on the length: the loads are on their way together.
+    queries = tl.load(
+        q + sequence * q_token + head[:, None] * q_head + dim[None, :], mask=out_mask, other=0.0
+    )
+    new_key = tl.load(k + sequence * k_token + kv_head * k_head + dim, mask=in_head, other=0.0)
+    new_value = tl.load(v + sequence * v_token + kv_head * v_head + dim, mask=in_head, other=0.0)
+
+    # The newest key comes from ``k``, so no load has to wait until it is stored.
+    cached = length - 1
+    tiles = tl.cdiv(cached, TILE)
+    tiles_each = tl.maximum(tl.cdiv(tiles, splits), MIN_TILES)
+    parts = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
+
+    out = output + sequence * out_token + head[:, None] * out_head + dim[None, :]
     out_scale = 1.0
     if SCALED:
         out_scale = tl.load(output_scale)
-
-    if parts == 0:
+    if length == 0:
         if split == 0:
             nothing = tl.zeros([ROWS, D_PAD], tl.float32)
             _write(out, nothing, out_mask, out_scale, SCALED, FP8_MAX)
@@ -147,23 +157,16 @@ def decode_kernel(
     if split >= parts:
         return
 
-    if split == parts - 1:
-        # Only this program reads the newest position, so nobody waits for the store.
+    newest = split == parts - 1
+    if newest:
         slot = tl.load(slot_mapping + sequence)
-        if slot >= 0:
-            new_key = tl.load(k + sequence * k_token + kv_head * k_head + dim, mask=in_head)
-            new_value = tl.load(v + sequence * v_token + kv_head * v_head + dim, mask=in_head)
-            place = slot * (KV_HEADS * D) + kv_head * D + dim
-            tl.store(key_cache + place, new_key, mask=in_head)
-            tl.store(value_cache + place, new_value, mask=in_head)
-        tl.debug_barrier()
-
-    queries = tl.load(
-        q + sequence * q_token + head[:, None] * q_head + dim[None, :], mask=out_mask, other=0.0
-    )
-    maximum = tl.full([ROWS], -1.0e30, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    values = tl.zeros([ROWS, D_PAD], tl.float32)
+        place = slot * (KV_HEADS * D) + kv_head * D + dim
+        tl.store(key_cache + place, new_key, mask=in_head & (slot >= 0))
+        tl.store(value_cache + place, new_value, mask=in_head & (slot >= 0))
+    newest_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+    maximum = tl.where(newest, newest_score, -1.0e30)
+    total = tl.where(newest, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    values = tl.where(newest, new_value.to(tl.float32)[None, :], tl.zeros([ROWS, D_PAD], tl.float32))
     in_tile = tl.arange(0, TILE)
     table = block_table + sequence * table_row
     head_offset = kv_head * D + dim
@@ -171,7 +174,7 @@ def decode_kernel(
     last = tl.minimum(first + tiles_each, tiles)
     for tile in tl.range(first, last, num_stages=STAGES):
         position = tile * TILE + in_tile
-        valid = position < length
+        valid = position < cached
         block = tl.load(table + position // S, mask=valid, other=0).to(tl.int64)
         place = (block * S + position % S) * (KV_HEADS * D)
         where = place[:, None] + head_offset[None, :]
@@ -194,9 +197,8 @@ def decode_kernel(
 
     pair = sequence * KV_HEADS + kv_head
     mine = pair * splits + split
-    tl.store(
-        partial + mine * (ROWS * D_PAD) + row[:, None] * D_PAD + dim[None, :], values, mask=out_mask
-    )
+    here = partial + mine * (ROWS * D_PAD) + row[:, None] * D_PAD + dim[None, :]
+    tl.store(here, values, mask=out_mask)
     tl.store(statistics + mine * (2 * ROWS) + row, maximum, mask=in_group)
     tl.store(statistics + mine * (2 * ROWS) + ROWS + row, total, mask=in_group)
     # Every thread's part is written before the program is counted.
@@ -204,32 +206,29 @@ def decode_kernel(
     before = tl.atomic_add(arrivals + pair, 1, sem="acq_rel", scope="gpu")
     if before == parts - 1:
         tl.store(arrivals + pair, 0)
-        part = tl.arange(0, MAX_SPLITS)
-        present = part < parts
-        each = pair * splits + part
-        for g in range(G):
-            peaks = tl.load(
-                statistics + each * (2 * ROWS) + g,
-                mask=present,
-                other=-1.0e30,
-                cache_modifier=".cg",
-            )
-            totals = tl.load(
-                statistics + each * (2 * ROWS) + ROWS + g,
-                mask=present,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            share = tl.where(present, tl.exp2(peaks - tl.max(peaks, 0)), 0.0)
-            parts_of_row = tl.load(
-                partial + (each * (ROWS * D_PAD) + g * D_PAD)[:, None] + dim[None, :],
-                mask=present[:, None] & in_head[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            combined = tl.sum(parts_of_row * share[:, None], 0) / tl.sum(totals * share, 0)
-            where_out = output + sequence * out_token + (kv_head * G + g) * out_head + dim
-            _write(where_out, combined, in_head, out_scale, SCALED, FP8_MAX)
+        g = tl.arange(0, G_PAD)
+        present = (g < G)[:, None] & in_head[None, :]
+        peak = tl.full([G_PAD], -1.0e30, tl.float32)
+        count = tl.zeros([G_PAD], tl.float32)
+        combined = tl.zeros([G_PAD, D_PAD], tl.float32)
+        # No load depends on another part: unrolled, several are on their way at once.
+        for part in tl.range(0, parts, loop_unroll_factor=UNROLL):
+            theirs = pair * splits + part
+            numbers = statistics + theirs * (2 * ROWS) + g
+            there = partial + theirs * (ROWS * D_PAD) + g[:, None] * D_PAD + dim[None, :]
+            part_peak = tl.load(numbers, mask=g < G, other=0.0, cache_modifier=".cg")
+            part_count = tl.load(numbers + ROWS, mask=g < G, other=1.0, cache_modifier=".cg")
+            part_values = tl.load(there, mask=present, other=0.0, cache_modifier=".cg")
+            higher_peak = tl.maximum(peak, part_peak)
+            keep = tl.exp2(peak - higher_peak)
+            share = tl.exp2(part_peak - higher_peak)
+            count = count * keep + part_count * share
+            combined = combined * keep[:, None] + part_values * share[:, None]
+            peak = higher_peak
+        heads_out = output + sequence * out_token + (kv_head * G + g)[:, None] * out_head
+        _write(
+            heads_out + dim[None, :], combined / count[:, None], present, out_scale, SCALED, FP8_MAX
+        )
 
 
 @triton.jit
@@ -295,7 +294,7 @@ def _attend(
     return maximum, total, values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_row"])
 def mixed_kernel(
     q,
     output,
