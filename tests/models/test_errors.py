@@ -147,7 +147,7 @@ def test_a_bad_config_file_is_explained(folder: Path, text: str, message: str) -
         ({"rope_parameters": {"rope_type": "linear"}}, "factor: the value is missing"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial rotary embedding is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised safetensors"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantisation 'gptq' is not supported"),
         ({"dtype": "float8"}, "data type 'float8' is not supported"),
         ({"eos_token_id": "x"}, "expected a token id"),
         ({"head_dim": 15}, "head size 15 is odd"),

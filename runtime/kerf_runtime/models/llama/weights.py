@@ -15,10 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.models.config import Fp8Scheme, ModelConfig
 from kerf_runtime.models.llama.config import GGUF_ROPE_FACTORS
 from kerf_runtime.models.llama.model import Llama, inverse_frequencies
-from kerf_runtime.models.loader import LoadedWeights, ParameterRule
+from kerf_runtime.models.parameters import How, LoadedWeights, ParameterRule
 from kerf_runtime.models.sources import WeightSource
 
 __all__ = ["finish", "halves_from_pairs", "plan"]
@@ -98,15 +98,32 @@ def plan(config: ModelConfig, source: WeightSource) -> LoadedWeights:
                 continue
             names = row.gguf if source.is_gguf else row.hugging_face
             unpair = source.is_gguf and leaf == "qkv_proj"
-            for kind in ("weight", "bias") if biased.get(leaf) else ("weight",):
+            scheme = config.quantization if leaf in biased else None
+            for kind, how in _kinds(scheme, bias=biased.get(leaf, False)):
                 yield ParameterRule(
                     parameter=f"{row.ours}.{kind}".format(i=index),
                     sources=tuple(f"{name}.{kind}".format(i=index) for name in names),
                     rows=rows[leaf],
                     adapt=pairs if unpair else (None,) * len(names),
+                    how=how,
                 )
 
     return LoadedWeights(tuple(rules()), _ignored(config, source))
+
+
+def _kinds(scheme: Fp8Scheme | None, *, bias: bool) -> Iterator[tuple[str, How]]:
+    """The tensors of one module, and how each is assembled from the checkpoint's."""
+    if scheme is None:
+        yield "weight", How.COPY
+    elif not scheme.stored:
+        yield "weight", How.QUANTIZE
+    else:
+        yield "weight", How.FP8
+        yield "weight_scale", How.ROW_SCALES
+        if scheme.static:
+            yield "input_scale", How.LARGEST
+    if bias:
+        yield "bias", How.COPY
 
 
 def _rows(config: ModelConfig) -> Iterator[tuple[_Row, int]]:
