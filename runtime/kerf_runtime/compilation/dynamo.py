@@ -23,6 +23,7 @@ __all__ = [
     "GRAPH_BREAKS",
     "SideEffect",
     "captured_bytecode",
+    "compiled_names",
     "fake_mode",
     "pending_side_effects",
     "set_guard_hook",
@@ -41,13 +42,13 @@ class SideEffect:
     """Something other than a tensor that the forward changes.
 
     Attributes:
-        owner: the object, as a path from the model: ``layers.0``, or ``layers.0._buffers``.
-        names: the attributes or keys that are assigned, if known.
+        owner: the object, as a path from the model: ``layers.0``.
+        names: the attributes or keys that are assigned, if known, each with whether a tensor is assigned.
         stack: the user's frames as text, the last of them is where it happens; empty if unknown.
     """
 
     owner: str
-    names: tuple[str, ...]
+    names: tuple[tuple[str, bool], ...]
     stack: str
 
 
@@ -84,9 +85,15 @@ def captured_bytecode() -> Iterator[list[tuple[CodeType, CodeType]]]:
 
     handle = convert_frame.register_bytecode_hook(hook)
     try:
-        yield pairs
+        with torch._dynamo.config.patch(record_runtime_overhead=False):
+            yield pairs
     finally:
         handle.remove()
+
+
+def compiled_names(code: CodeType) -> tuple[str, ...]:
+    """Global names under which transformed bytecode calls what the back end returned."""
+    return tuple(name for name in code.co_names if name.startswith("__compiled_fn_"))
 
 
 def pending_side_effects() -> tuple[SideEffect, ...]:
@@ -105,12 +112,15 @@ def pending_side_effects() -> tuple[SideEffect, ...]:
     return tuple(found)
 
 
-def _changed(effects: Any, item: Any) -> tuple[str, ...]:
-    names = [str(name) for name in effects.store_attr_mutations.get(item, ())]
+def _changed(effects: Any, item: Any) -> tuple[tuple[str, bool], ...]:
+    names = [
+        (str(name), isinstance(value, variables.TensorVariable))
+        for name, value in effects.store_attr_mutations.get(item, {}).items()
+    ]
     if isinstance(item, variables.ConstDictVariable):
         before = item.original_items
         names += [
-            str(key.vt.as_python_constant())
+            (str(key.vt.as_python_constant()), isinstance(value, variables.TensorVariable))
             for key, value in item.items.items()
             if key.vt.is_python_constant() and before.get(key) is not value
         ]
@@ -118,9 +128,10 @@ def _changed(effects: Any, item: Any) -> tuple[str, ...]:
 
 
 def _path(source: str) -> str:
-    """``L['self']._modules['layers']._modules['0']`` -> ``layers.0``."""
+    """``L['self']._modules['layers']._modules['0']._buffers`` -> ``layers.0``."""
     text = re.sub(r"^L\['\w+'\]\.?", "", source)
-    return re.sub(r"_modules\['([^']+)'\]", r"\1", text)
+    text = re.sub(r"_modules\['([^']+)'\]", r"\1", text)
+    return re.sub(r"\.?_(buffers|parameters|modules)$", "", text)
 
 
 def _format(stacks: list[Any]) -> str:

@@ -31,11 +31,13 @@ class StateWrite:
         name: qualified name from the model: ``layers.0.count``.
         how: the operator or the kind of assignment.
         stack: the user's frames as text, the last of them is where it happens; empty if unknown.
+        frozen: what is written is no tensor, so it is the value of the trace at every call.
     """
 
     name: str
     how: str
     stack: str
+    frozen: bool = False
 
     @property
     def module(self) -> str:

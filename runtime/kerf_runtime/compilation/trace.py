@@ -39,6 +39,7 @@ from kerf_runtime.errors import CompileError, GraphBreakError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
 __all__ = [
+    "STATIC_GRAPHS",
     "Arguments",
     "TracedGraph",
     "count_guard_evaluations",
@@ -46,6 +47,9 @@ __all__ = [
     "trace_forward",
     "tracing",
 ]
+
+STATIC_GRAPHS = "static graphs are on: a replay repeats writes, for padded and warm-up batches too, and assigns nothing"
+"""Why writes to state are refused."""
 
 Arguments = Mapping[str, Tensor | IntermediateTensors | None]
 """Arguments of one call, by name."""
@@ -117,7 +121,7 @@ def trace_forward(
         refuse_state_writes(
             traced.state_writes,
             where=support.where,
-            why="static graphs are on: every replay, of padded and warm-up batches too, would repeat it",
+            why=STATIC_GRAPHS,
         )
     return traced
 
@@ -233,9 +237,14 @@ def describe_graph(
 def _assignments() -> tuple[StateWrite, ...]:
     """Assignments that the running trace put off until after the graph."""
     return tuple(
-        StateWrite(f"{effect.owner}.{name}".removeprefix("."), "an assignment", effect.stack)
+        StateWrite(
+            f"{effect.owner}.{name}".removeprefix("."),
+            "an assignment",
+            effect.stack,
+            frozen=not is_tensor,
+        )
         for effect in dynamo.pending_side_effects()
-        for name in effect.names or ("?",)
+        for name, is_tensor in effect.names or (("?", False),)
     )
 
 
