@@ -1,0 +1,74 @@
+"""The engine on CUDA at level 0: the answers of the CPU in every mode, and one wait per step."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from tests.engine.engines import engine_args as make_args
+from tests.engine.engines import generate, greedy_reference, started
+from tests.models.checkpoints import make_llama, write_safetensors
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.engine.messages import AddRequest, SamplingParams
+
+pytestmark = pytest.mark.gpu
+PROMPTS = [[(11 * i + 5 * j) % 320 for j in range(n)] for i, n in enumerate((1, 2, 5, 16, 40, 90))]
+COUNT = 16
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    model = make_llama()
+    folder = write_safetensors(tmp_path_factory.mktemp("tiny"), model)
+    return folder, greedy_reference(model, PROMPTS, COUNT)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY"])
+def test_every_mode_answers_like_the_cpu(mode: str, tiny: tuple[Path, list[list[int]]]) -> None:
+    folder, answers = tiny
+    core = started(make_args(folder, mode=mode))
+    report = core.report()
+    assert report["effective"]["platform"]["name"] == "cuda"
+    assert report["graphs"]["backend"] == "cuda"
+    graphs = {"NONE": 0, "FULL": 9, "FULL_DECODE_ONLY": 4}[mode]
+    assert report["graphs"]["captured"] == graphs
+    assert all(graph["nodes"] > 20 for graph in report["graphs"]["descriptors"])
+    with compilation_counter.expect(graphs_captured=0, captures_after_startup=0):
+        assert generate(core, PROMPTS) == answers
+        assert generate(core, PROMPTS[:2], together=False) == answers[:2]
+    totals = core.report()["dispatch"]
+    assert (totals["FULL"] > 0) is (mode != "NONE")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=8, ignore_eos=True),
+        SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.8, top_k=20, top_p=0.9, seed=1),
+    ],
+    ids=["greedy", "filtered"],
+)
+def test_a_step_waits_for_the_device_once(
+    params: SamplingParams, tiny: tuple[Path, list[list[int]]]
+) -> None:
+    core = started(make_args(tiny[0], mode="FULL"))
+    for number, prompt in enumerate(PROMPTS[:3]):
+        core.add(AddRequest(str(number), list(prompt), params))
+    core.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        for _ in range(3):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                core.step()
+            waits = [str(w.message) for w in caught if "synchronizing" in str(w.message)]
+            assert len(waits) == 1, [f"{w.filename}:{w.lineno}" for w in caught]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
