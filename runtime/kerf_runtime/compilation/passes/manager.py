@@ -118,17 +118,23 @@ class PassManager(CustomGraphPass):
             self._dump(graph, f"graph{number}_{order}_{name}_before.py")
             found = self._passes[name](graph)
             self._dump(graph, f"graph{number}_{order}_{name}_after.py")
-            self.matches[name] += found
-            field = _COUNTER_FIELDS[name]
-            setattr(self._counters, field, getattr(self._counters, field) + found)
-            _log.debug("%s matched %d times in graph %d", name, found, number)
+            self._count(name, found)
         graph.lint()
+
+    def _count(self, name: str, found: int) -> None:
+        self.matches[name] += found
+        field = _COUNTER_FIELDS[name]
+        setattr(self._counters, field, getattr(self._counters, field) + found)
+        _log.debug("%s matched %d times", name, found)
 
     def _fix_functionalization(self, graph: fx.Graph) -> int:
         result = fix_functionalization(graph)
         self.left_functional += result.left
         if result.left:
             _log.info("%d in-place operators stay functional: their buffer is read", result.left)
+        if result.fixed and "noop_elimination" in self.matches:
+            # A reshaped buffer that was written is reshaped back by whoever reads it.
+            self._count("noop_elimination", eliminate_noops(graph))
         return result.fixed
 
     def _dump(self, graph: fx.Graph, name: str) -> None:

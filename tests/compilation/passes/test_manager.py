@@ -1,0 +1,207 @@
+"""The pass manager: order, counts, identity, dumps, warnings, and its place in the real Inductor."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.compilation.passes.attention import one_prompt
+from tests.compilation.passes.harness import ALL, assert_same, run_passes
+from tests.compilation.passes.layers import (
+    ActivationQuant,
+    AddNormQuant,
+    AttentionQuant,
+    NormQuant,
+    attention_layer_names,
+    quantiser,
+    tokens,
+)
+from torch import nn
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+
+from kerf_runtime.compilation.counters import CompilationCounter, compilation_counter
+from kerf_runtime.compilation.passes.manager import (
+    PassManager,
+    dependency_warnings,
+    inductor_options,
+)
+from kerf_runtime.config.passes import PASS_VERSIONS, PassConfig
+
+SWITCHES = [name for name in PASS_VERSIONS if name != "fix_functionalization"]
+CONFIGS = [
+    PassConfig(**dict(zip(SWITCHES, values, strict=True)))
+    for values in itertools.product((False, True), repeat=len(SWITCHES))
+]
+
+
+def test_every_configuration_has_its_own_uuid_and_keeps_it() -> None:
+    uuids = [PassManager(config).uuid() for config in CONFIGS]
+    assert len(set(uuids)) == len(CONFIGS)
+    assert uuids == [PassManager(config).uuid() for config in CONFIGS]
+
+
+def test_the_uuid_changes_with_the_version_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = PassManager(ALL).uuid()
+    monkeypatch.setitem(PASS_VERSIONS, "norm_quant_fusion", PASS_VERSIONS["norm_quant_fusion"] + 1)
+    assert PassManager(ALL).uuid() != before
+
+
+def test_fix_functionalization_is_always_the_last_pass() -> None:
+    for passes in CONFIGS:
+        assert list(PassManager(passes).matches)[-1] == "fix_functionalization"
+
+
+def test_every_pass_can_be_run_and_counts_into_a_field_of_its_own() -> None:
+    counters = CompilationCounter()
+    before = counters.snapshot()
+    manager = PassManager(ALL, counters=counters)
+    assert list(manager.matches) == list(PASS_VERSIONS)
+    for name in manager.matches:
+        manager._count(name, 1)
+    changed = {name for name, count in counters.snapshot().items() if count != before[name]}
+    assert len(changed) == len(PASS_VERSIONS)
+
+
+def test_copies_count_into_the_same_manager() -> None:
+    manager = PassManager(ALL)
+    assert copy.deepcopy(manager) is manager
+
+
+FUSION = PassConfig(noop_elimination=False, norm_quant_fusion=True)
+ATTENTION = PassConfig(attention_quant_fusion=True)
+
+
+def test_a_fusion_without_noop_elimination_warns_that_it_may_not_match(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        (warning,) = PassManager(FUSION).warnings
+    assert "norm_quant_fusion may match nothing" in warning
+    assert "noopElimination" in warning
+    assert warning in caplog.messages
+
+
+def test_attention_fusion_in_a_graph_that_is_split_at_attention_warns() -> None:
+    (warning,) = dependency_warnings(ATTENTION, ["kerf::attention"])
+    assert "attention_quant_fusion cannot match" in warning
+    assert "splittingOps" in warning
+
+
+@pytest.mark.parametrize(
+    "passes", [PassConfig(), PassConfig(noop_elimination=False), ALL], ids=["default", "off", "all"]
+)
+def test_what_cannot_surprise_warns_of_nothing(passes: PassConfig) -> None:
+    assert dependency_warnings(passes, []) == ()
+
+
+class _Everything(nn.Module):
+    """Something for every fusion, N times."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        static = quantiser("static", "native")
+        self.norm = AddNormQuant(count, "native", static)
+        self.activation = ActivationQuant(count, "native", static)
+        self.attention = AttentionQuant(count, static)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, residual = self.norm(x)
+        return self.attention(self.activation(x) + residual)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_pass_matches_exactly_once_per_layer(count: int) -> None:
+    model = _Everything(count)
+    x = tokens(6)
+    with one_prompt(6, attention_layer_names(count)), torch.no_grad():
+        expected = model(x)
+        with compilation_counter.expect(
+            norm_quant_matches=count,
+            activation_quant_matches=count,
+            attention_quant_matches=count,
+            functionalization_matches=count,
+        ):
+            result = run_passes(model, x)
+    assert_same(result.outputs, expected)
+
+
+def test_the_graph_is_dumped_before_and_after_every_pass_as_python(tmp_path: Path) -> None:
+    model = NormQuant(2, "native", quantiser("static", "custom"))
+    run_passes(model, tokens(4), dump_dir=tmp_path / "passes")
+    names = sorted(path.name for path in (tmp_path / "passes").iterdir())
+    assert names == sorted(
+        f"graph0_{order}_{name}_{when}.py"
+        for order, name in enumerate(PASS_VERSIONS)
+        for when in ("before", "after")
+    )
+    texts = {path.name: path.read_text() for path in (tmp_path / "passes").iterdir()}
+    for text in texts.values():
+        (function,) = ast.parse(text).body
+        assert isinstance(function, ast.FunctionDef)
+        assert function.name == "forward"
+    before = texts["graph0_1_norm_quant_fusion_before.py"]
+    after = texts["graph0_1_norm_quant_fusion_after.py"]
+    assert before.count("torch.ops.aten.rsqrt") == 2
+    assert after.count("torch.ops.aten.rsqrt") == 0
+    assert after.count("torch.ops.kerf.rms_norm_static_fp8_quant.default(") == 2
+
+
+def test_nothing_is_written_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_passes(NormQuant(1, "custom", quantiser("static", "custom")), tokens(4))
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def _wrappers() -> Iterator[list[str]]:
+    """The sources of the wrappers that Inductor generates in the block."""
+    sources: list[str] = []
+    previous = GraphLowering.save_output_code
+    GraphLowering.save_output_code = staticmethod(sources.append)
+    try:
+        yield sources
+    finally:
+        GraphLowering.save_output_code = previous
+
+
+def test_inductor_calls_attention_on_its_buffer_and_copies_nothing() -> None:
+    """One piece with attention inside, through the real Inductor with code generation."""
+    model, x = _Everything(2), tokens(6)
+    manager = PassManager(ALL)
+    layers = attention_layer_names(2)
+    with one_prompt(6, layers), torch.no_grad():
+        expected = model(x)
+    torch._dynamo.reset()
+    torch._dynamo.mark_dynamic(x, 0)
+    options = {**inductor_options(manager), "fx_graph_cache": False, "cpp.vec_isa_ok": True}
+    with config.patch(options), one_prompt(6, layers), torch.no_grad(), _wrappers() as sources:
+        outputs = torch.compile(model, backend="inductor", fullgraph=True)(x)
+    assert_same(outputs, expected)
+    assert {n: c for n, c in manager.matches.items() if n != "noop_elimination"} == {
+        "norm_quant_fusion": 2,
+        "activation_quant_fusion": 2,
+        "attention_quant_fusion": 2,
+        "fix_functionalization": 2,
+    }
+    (source,) = sources
+    calls = re.findall(r"torch\.ops\.kerf\.attention\.default\((.*)\)\n", source)
+    assert len(calls) == 2
+    for call in calls:
+        buffer = re.split(r", (?![^(]*\))", call)[3]
+        (name,) = re.findall(r"buf\d+", buffer)
+        (allocation,) = re.findall(rf"^ *{name} = (.*)$", source, flags=re.MULTILINE)
+        assert allocation.startswith("empty_strided_cpu("), allocation
+        assert "float8_e4m3fn" in allocation
+        assert not re.search(rf"{name}\.(clone|copy_)\(|copy_\({name}\b", source)
+    assert "auto_functionalized" not in source
