@@ -122,10 +122,17 @@ def measure_decode(sequences: int, length: int) -> dict[str, Any]:
     times = seconds(batch.run_all, layers)
     moved = sequences * length * KV_HEADS * SIZE * 2 * 2
     median = statistics.median(times)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(100):
+        batch.run(0)
+    host = (time.perf_counter() - started) / 100
+    torch.cuda.synchronize()
     return {
         "batch": sequences,
         "length": length,
         "seconds": spread(times),
+        "hostSeconds": host,
         "bytesPerSecond": moved / median,
         "ofReadLimit": moved / median / READ_LIMIT,
     }
@@ -174,6 +181,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         yield (
             f"decode  {row['batch']:4d} x {row['length']:5d}  {row['seconds']['median'] * 1e6:9.1f} us  "
             f"{row['bytesPerSecond'] / 1e12:5.2f} TB/s  {row['ofReadLimit']:5.1%}"
+            f"  launch {row['hostSeconds'] * 1e6:.0f} us"
         )
     for row in result["prefill"]:
         yield (
@@ -183,16 +191,17 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-DECODE_VARIANTS = [
-    Tiles(16, *rest)
-    for rest in ((64, 4, 2), (64, 5, 2), (64, 3, 4), (64, 5, 4), (128, 3, 4), (128, 3, 8))
-]
+DECODE_VARIANTS = [Tiles(16, *rest) for rest in ((64, 3, 4), (64, 4, 2), (64, 5, 2), (128, 3, 4))]
 PREFILL_VARIANTS = [
-    Tiles(rows, keys, stages, warps)
-    for rows, keys, stages, warps in itertools.product(
-        (64, 128), (32, 64, 128), (1, 2, 3, 4, 5), (4, 8)
+    Tiles(*numbers)
+    for numbers in (
+        *itertools.product((64, 128), (64,), (2, 3, 5), (4,)),
+        *itertools.product((128, 256), (32, 64), (3, 5), (8,)),
+        (128, 128, 2, 8),
+        (64, 128, 3, 4),
+        (64, 32, 3, 4),
+        (128, 32, 3, 4),
     )
-    if keys * stages <= 320 and not (rows == 128 and keys == 128 and warps == 4)
 ]
 
 
@@ -232,7 +241,7 @@ def tune() -> None:
         worker.wait()
     print(f"compiled in {time.monotonic() - started:.1f} s", flush=True)
     cases: list[tuple[str, int, int]] = [
-        *(("decode", b, n) for b, n in ((1, 2048), (8, 2048), (64, 2048), (256, 2048), (8, 32768))),
+        *(("decode", b, n) for b, n in ((1, 128), (1, 2048), (8, 2048), (64, 2048), (64, 128))),
         *(("prefill", 1, n) for n in (2048, 8192)),
     ]
     choose = attention_triton.choose_splits
@@ -260,7 +269,7 @@ def tune() -> None:
                 continue
             found.append((times / layers, tiles, splits))
         found.sort(key=lambda item: item[0])
-        for best, tiles, splits in found[:6]:
+        for best, tiles, splits in found[:5]:
             rate = (
                 f"{sequences * length * KV_HEADS * SIZE * 4 / best / 1e12:.2f} TB/s"
                 if kind == "decode"
@@ -271,6 +280,18 @@ def tune() -> None:
                 flush=True,
             )
     attention_triton.choose_splits = choose
+    for keys, stages, warps in ((64, 3, 4), (128, 3, 4)):
+        use("decode", Tiles(16, keys, stages, warps))
+        for least, (sequences, length) in itertools.product(
+            (64, 128, 256, 512), ((1, 512), (1, 2048), (8, 2048))
+        ):
+            attention_triton.MIN_KEYS = least
+            batch = make_batch(sequences, length, 1, caches_bytes=1 << 29)
+            batch.run(0)
+            best = quick(batch) / len(batch.caches)
+            print(
+                f"decode {sequences} x {length}: {best * 1e6:.1f} us, {keys} keys, at least {least}"
+            )
 
 
 def quick(batch: Batch) -> float:

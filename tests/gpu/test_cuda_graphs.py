@@ -108,7 +108,7 @@ def test_pieces_captured_one_after_another_replay_to_the_eager_result() -> None:
         y = x
         for wrapper in wrappers:
             x, y = wrapper(x, y)
-            y = y.sin()  # between the pieces, as attention is
+            y.sin_()  # between the pieces, and into a buffer of theirs, as attention does
         return x + y
 
     inputs = {size: torch.randn(size, 256, device="cuda") for size in (512, 256, 128)}

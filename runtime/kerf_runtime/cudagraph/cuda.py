@@ -18,9 +18,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,22 @@ _FRAMEWORK = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all graphs of this process have in common."""
+    """What all graphs of this process have in common.  The pool ends with the last of its graphs."""
 
     pool: Any
     stream: torch.cuda.Stream
+    graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = field(default_factory=weakref.WeakSet)
 
 
 _shared: _Shared | None = None
+_failed: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording failed: PyTorch's allocators still refer to them, so they must not go away."""
 _in_pass = False
 
 
 def _shared_state() -> _Shared:
     global _shared
-    if _shared is None:
+    if _shared is None or not _shared.graphs:
         _shared = _Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
     return _shared
 
@@ -124,15 +128,16 @@ class CudaStaticGraph:
             try:
                 output = runnable(*inputs)
             except Exception as error:
-                _abandon(graph, shared, error)
+                _abandon(graph, error)
                 if isinstance(error, CaptureError):
                     raise
                 raise _explained(error) from error
             try:
                 graph.capture_end()
             except RuntimeError as error:
-                _end_allocation(shared)
+                _give_up(graph)
                 raise _explained(error) from error
+        shared.graphs.add(graph)
         try:
             graph.instantiate()
         except RuntimeError as error:
@@ -174,20 +179,27 @@ def _without_ownership(tensor: Tensor) -> Tensor:
     return empty.set_(alias, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, shared: _Shared, error: Exception) -> None:
+def _abandon(graph: torch.cuda.CUDAGraph, error: Exception) -> None:
     """End a capture whose forward failed, so that the process can go on."""
     try:
         graph.capture_end()
     except RuntimeError as ending:
         # Expected after a call that cannot be recorded; the first error is the one to report.
         error.add_note(f"the capture ended with: {_first_line(ending)}")
-        _end_allocation(shared)
+        _give_up(graph)
 
 
-def _end_allocation(shared: _Shared) -> None:
-    """Tell the allocator that the capture is over: ``capture_end`` stops before that when it fails."""
-    device = shared.stream.device_index
-    torch._C._cuda_endAllocateToPool(device, shared.pool)
+def _give_up(graph: torch.cuda.CUDAGraph) -> None:
+    """Start afresh after a capture that did not end: with another pool and another stream.
+
+    ``capture_end`` tells the allocators that the capture is over only when it succeeds.  The one for
+    the device can be told; the one for pinned memory goes on asking the graph which streams are its.
+    """
+    global _shared
+    assert _shared is not None
+    torch._C._cuda_endAllocateToPool(_shared.stream.device_index, _shared.pool)
+    _failed.append(graph)
+    _shared = None
 
 
 def _explained(error: Exception) -> CaptureError:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
 
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import AttentionMetadata
@@ -48,7 +49,7 @@ def decode_tiles(group: int, head_size: int, itemsize: int) -> Tiles:
         return Tiles(rows, 32, 1, 4)
     if head_size > 128:
         return Tiles(rows, 32, 3, 4)
-    return Tiles(rows, 64, 4, 2)
+    return Tiles(rows, 64, 3, 4)
 
 
 def mixed_tiles(group: int, head_size: int, itemsize: int, *, short: bool) -> Tiles:
@@ -84,10 +85,14 @@ def paged_attention(
         metadata: of the batch.
         output_scale: float32 [1]; the result is divided by it and clamped.
     """
+    inputs = _Inputs(q, k, v, output, key_cache, value_cache, metadata, output_scale)
+    if inputs.kind not in _compiled and not isinstance(decode_kernel, InterpretedFunction):
+        _compile_all(inputs)
     if metadata.uniform_decode:
-        _decode(q, k, v, output, key_cache, value_cache, metadata, output_scale)
-    else:
-        _mixed(q, k, v, output, key_cache, value_cache, metadata, output_scale)
+        _decode(inputs).run()
+        return
+    _store(inputs).run()
+    _mixed(inputs, short=0 < metadata.max_query_len <= _SHORT_QUERIES).run()
 
 
 def choose_splits(sequences: int, kv_heads: int, multiprocessors: int) -> int:
@@ -96,148 +101,186 @@ def choose_splits(sequences: int, kv_heads: int, multiprocessors: int) -> int:
     return max(1, min(MAX_SPLITS, _power_of_two(wanted)))
 
 
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    output_scale: Tensor | None,
-) -> None:
+@dataclass(frozen=True)
+class _Inputs:
+    """The arguments of one call, under names."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    output: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    metadata: AttentionMetadata
+    output_scale: Tensor | None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What compiled kernels depend on."""
+        q, cache = self.q, self.key_cache
+        return q.device, q.dtype, self.output.dtype, q.shape[1:], cache.shape[1:3]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel, its grid and its arguments."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants)
+
+    def compile(self) -> None:
+        """Have the kernel ready without running it."""
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
+
+
+_compiled: set[tuple[Any, ...]] = set()
+
+
+def _compile_all(inputs: _Inputs) -> None:
+    """Every kernel that this model may ever launch: later steps find them compiled."""
+    for launch in (
+        _decode(inputs),
+        _store(inputs),
+        _mixed(inputs, short=False),
+        _mixed(inputs, short=True),
+    ):
+        launch.compile()
+    _compiled.add(inputs.kind)
+
+
+def _decode(inputs: _Inputs) -> _Launch:
+    q, k, v, output, metadata = inputs.q, inputs.k, inputs.v, inputs.output, inputs.metadata
     sequences, heads, size = q.shape
-    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+    block_size, kv_heads = inputs.key_cache.shape[1:3]
     group = heads // kv_heads
     tiles = decode_tiles(group, size, q.element_size())
     splits = choose_splits(sequences, kv_heads, _multiprocessors(q.device))
     padded = _power_of_two(size)
     pairs = sequences * kv_heads
-    partial = torch.empty(
-        pairs * splits * tiles.rows * padded, dtype=torch.float32, device=q.device
-    )
-    statistics = torch.empty(pairs * splits * 2 * tiles.rows, dtype=torch.float32, device=q.device)
-    decode_kernel[(kv_heads, splits, sequences)](
+    parts = pairs * splits * tiles.rows
+    partial = torch.empty(parts * padded, dtype=torch.float32, device=q.device)
+    statistics = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
+    arguments = (
         q,
         k,
         v,
         output,
-        output if output_scale is None else output_scale,
-        key_cache,
-        value_cache,
+        output if inputs.output_scale is None else inputs.output_scale,
+        inputs.key_cache,
+        inputs.value_cache,
         metadata.block_table,
         metadata.seq_lens,
         metadata.slot_mapping,
         partial,
         statistics,
         _arrivals(q.device, pairs),
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        output.stride(0),
-        output.stride(1),
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *output.stride()[:2],
         metadata.block_table.stride(0),
         splits,
         _LOG2_E / math.sqrt(size),
-        G=group,
-        KV_HEADS=kv_heads,
-        D=size,
-        D_PAD=padded,
-        S=block_size,
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        MIN_TILES=max(1, MIN_KEYS // tiles.keys),
-        G_PAD=_power_of_two(group),
-        UNROLL=8,
-        STAGES=tiles.stages,
-        PRECISION=_precision(q.dtype),
-        SCALED=output_scale is not None,
-        FP8_MAX=FP8_MAX,
-        num_warps=tiles.warps,
     )
+    constants = {
+        "G": group,
+        "KV_HEADS": kv_heads,
+        "D": size,
+        "D_PAD": padded,
+        "S": block_size,
+        "ROWS": tiles.rows,
+        "TILE": tiles.keys,
+        "MIN_TILES": max(1, MIN_KEYS // tiles.keys),
+        "G_PAD": _power_of_two(group),
+        "UNROLL": 8,
+        **_common(inputs, tiles),
+    }
+    return _Launch(decode_kernel, (kv_heads, splits, sequences), arguments, constants)
 
 
-def _mixed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    output_scale: Tensor | None,
-) -> None:
-    tokens, heads, size = q.shape
-    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
-    group = heads // kv_heads
-    store_kernel[(tokens,)](
+def _store(inputs: _Inputs) -> _Launch:
+    k, v, output = inputs.k, inputs.v, inputs.output
+    tokens, heads, size = inputs.q.shape
+    kv_heads = inputs.key_cache.shape[2]
+    arguments = (
         k,
         v,
         output,
-        key_cache,
-        value_cache,
-        metadata.slot_mapping,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        output.stride(0),
-        output.stride(1),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        D=size,
-        STORE=_power_of_two(kv_heads * size),
-        ZERO=_power_of_two(heads * size),
-        num_warps=4,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.metadata.slot_mapping,
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *output.stride()[:2],
     )
-    tiles = mixed_tiles(
-        group, size, q.element_size(), short=0 < metadata.max_query_len <= _SHORT_QUERIES
-    )
+    constants = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "D": size,
+        "STORE": _power_of_two(kv_heads * size),
+        "ZERO": _power_of_two(heads * size),
+        "num_warps": 4,
+    }
+    return _Launch(store_kernel, (tokens,), arguments, constants)
+
+
+def _mixed(inputs: _Inputs, *, short: bool) -> _Launch:
+    q, output, metadata = inputs.q, inputs.output, inputs.metadata
+    tokens, heads, size = q.shape
+    block_size, kv_heads = inputs.key_cache.shape[1:3]
+    group = heads // kv_heads
+    tiles = mixed_tiles(group, size, q.element_size(), short=short)
     queries = tiles.rows // group
     sequences = metadata.seq_lens.shape[0]
-    mixed_kernel[(tokens // queries + sequences, kv_heads)](
+    arguments = (
         q,
         output,
-        output if output_scale is None else output_scale,
-        key_cache,
-        value_cache,
+        output if inputs.output_scale is None else inputs.output_scale,
+        inputs.key_cache,
+        inputs.value_cache,
         metadata.block_table,
         metadata.query_start,
         metadata.seq_lens,
-        q.stride(0),
-        q.stride(1),
-        output.stride(0),
-        output.stride(1),
+        *q.stride()[:2],
+        *output.stride()[:2],
         metadata.block_table.stride(0),
         sequences,
         _LOG2_E / math.sqrt(size),
-        G=group,
-        KV_HEADS=kv_heads,
-        D=size,
-        D_PAD=_power_of_two(size),
-        S=block_size,
-        QUERIES=queries,
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        STAGES=tiles.stages,
-        PRECISION=_precision(q.dtype),
-        SCALED=output_scale is not None,
-        FP8_MAX=FP8_MAX,
-        num_warps=tiles.warps,
     )
+    constants = {
+        "G": group,
+        "KV_HEADS": kv_heads,
+        "D": size,
+        "D_PAD": _power_of_two(size),
+        "S": block_size,
+        "QUERIES": queries,
+        "ROWS": tiles.rows,
+        "TILE": tiles.keys,
+        **_common(inputs, tiles),
+    }
+    return _Launch(mixed_kernel, (kv_heads, tokens // queries + sequences), arguments, constants)
+
+
+def _common(inputs: _Inputs, tiles: Tiles) -> dict[str, Any]:
+    """Constants of both attention kernels."""
+    return {
+        "STAGES": tiles.stages,
+        # float32 products stay float32; the other types have one precision anyway.
+        "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
+        "SCALED": inputs.output_scale is not None,
+        "FP8_MAX": FP8_MAX,
+        "num_warps": tiles.warps,
+    }
 
 
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is not below ``number``."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """float32 products stay float32; the other types have one precision anyway."""
-    return "ieee" if dtype is torch.float32 else "tf32"
 
 
 _counters: dict[torch.device, list[Tensor]] = {}

@@ -166,7 +166,9 @@ def decode_kernel(
     newest_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
     maximum = tl.where(newest, newest_score, -1.0e30)
     total = tl.where(newest, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
-    values = tl.where(newest, new_value.to(tl.float32)[None, :], tl.zeros([ROWS, D_PAD], tl.float32))
+    values = tl.where(
+        newest, new_value.to(tl.float32)[None, :], tl.zeros([ROWS, D_PAD], tl.float32)
+    )
     in_tile = tl.arange(0, TILE)
     table = block_table + sequence * table_row
     head_offset = kv_head * D + dim
@@ -180,10 +182,10 @@ def decode_kernel(
         where = place[:, None] + head_offset[None, :]
         mask = valid[:, None] & in_head[None, :]
         keys = tl.load(key_cache + where, mask=mask, other=0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         scores = tl.where(valid[None, :], scores, -float("inf"))
-        higher = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        higher = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
         rescale = tl.exp2(maximum - higher)
         total = total * rescale + tl.sum(weights, 1)
         stored = tl.load(value_cache + where, mask=mask, other=0.0)
@@ -274,12 +276,13 @@ def _attend(
             keys = tl.load(key_cache + where, mask=in_head[None, :], other=0.0)
         else:
             keys = tl.load(key_cache + where)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = position[None, :] <= position_of_row[:, None]
             scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        # Scaled here, where it is one multiply-add with the subtraction.
+        higher = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
         rescale = tl.exp2(maximum - higher)
         total = total * rescale + tl.sum(weights, 1)
         if MASKED:
@@ -326,12 +329,12 @@ def mixed_kernel(
 ):
     """``QUERIES`` neighbouring tokens of one sequence and one key head; its keys are in the cache already.
 
-    Grid: (T // QUERIES + B, K).  Sequence i owns the programs from query_start[i] // QUERIES + i on:
-    always enough, and found by bisection without anything but ``query_start``.  The last programs have
-    the most keys and start first.
+    Grid: (K, T // QUERIES + B).  Sequence i owns the programs from query_start[i] // QUERIES + i on:
+    always enough, and found by bisection without anything but ``query_start``.  The last queries have
+    the most keys; they start first, for all heads.
     """
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    program = tl.num_programs(1) - 1 - tl.program_id(1)
+    kv_head = tl.program_id(0)
     low = 0
     high = sequences
     while low < high:
