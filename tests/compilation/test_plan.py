@@ -106,6 +106,7 @@ def test_an_operator_that_is_not_registered_is_an_error_that_names_it(planned):
 def test_a_forward_that_returns_an_argument_or_a_parameter_is_stitched():
     ref = {"kind": "argument", "name": "x", "dim": 0}
     data = {"arguments": ["x"], "inputs": [["i0", ref]], "steps": [], "result": "i0"}
+    data |= {"absent": [], "state_writes": []}
     x = torch.ones(1)
     assert stitch(StitchPlan.from_json(data), {}, {})(x) is x
     data["inputs"] = [["i0", {"kind": "state", "name": "w", "dim": 0}]]

@@ -228,7 +228,7 @@ def test_a_changed_source_file_is_compiled_again_and_the_old_key_quarantined(tmp
     )
     again = open_cache(tmp_path, "again", spec=spec)
     with compilation_counter.expect(dynamo_traces=1, inductor_compilations=2, artifacts_saved=2):
-        prepared = prepare(loaded, again, digest="again", spec=spec)
+        prepared = prepare(models.tiny(1), again, digest="again", spec=spec)
     assert again.verdict.reason == "FactorMismatch:sources.tests.compilation.models"
     torch.testing.assert_close(run(prepared.forward, 4), run(loaded.model, 4))
     quarantine, key = keys(tmp_path)

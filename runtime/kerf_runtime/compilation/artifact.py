@@ -2,6 +2,7 @@
 
     rank_0/graph/plan.json                     the stitching plan
     rank_0/graph/forward.py                    the stitched forward, for people
+    rank_0/graph/computation_graph.py          the split graph, for people
     rank_0/pieces/<fingerprint>/piece.json     back end, static sizes, where the number of tokens is
     rank_0/pieces/<fingerprint>/general/...    files of the back end, for any number of tokens
     rank_0/pieces/<fingerprint>/size_<n>/...   the same for exactly n tokens
@@ -29,6 +30,10 @@ from kerf_runtime.config.key import canonical_json
 from kerf_runtime.errors import CompileError
 
 __all__ = ["CompiledPiece", "LoadedArtifact", "load_artifact", "write_artifact"]
+
+COMPUTATION_GRAPH = "computation_graph.py"
+TRANSFORMED_CODE = "transformed_code.py"
+"""Names in a dump: the split graph, and what runs in its place."""
 
 _GRAPH = Path("rank_0/graph")
 _PIECES = Path("rank_0/pieces")
@@ -87,12 +92,15 @@ class LoadedArtifact:
         self.forward = stitch(self.plan, self._calls, self._state)
 
 
-def write_artifact(folder: Path, plan: StitchPlan, pieces: Mapping[str, CompiledPiece]) -> None:
-    """Write plan and pieces below ``folder``."""
+def write_artifact(
+    folder: Path, plan: StitchPlan, pieces: Mapping[str, CompiledPiece], graph_source: str
+) -> None:
+    """Write plan, pieces and the readable split graph below ``folder``."""
     graph = folder / _GRAPH
     graph.mkdir(parents=True)
     (graph / "plan.json").write_text(canonical_json(plan.to_json()) + "\n")
     (graph / "forward.py").write_text(stitched_source(plan))
+    (graph / COMPUTATION_GRAPH).write_text(graph_source)
     for fingerprint, piece in pieces.items():
         place = folder / _PIECES / fingerprint
         place.mkdir(parents=True)
@@ -118,7 +126,10 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error
     inputs = {step.target: len(step.inputs) for step in plan.steps if step.kind == "piece"}
-    pieces, sources = {}, {"forward.py": stitched_source(plan)}
+    pieces, sources = {}, {TRANSFORMED_CODE: stitched_source(plan)}
+    graph = folder / _GRAPH / COMPUTATION_GRAPH
+    if graph.is_file():
+        sources[COMPUTATION_GRAPH] = graph.read_text()
     for fingerprint in plan.piece_fingerprints:
         place = folder / _PIECES / fingerprint
         pieces[fingerprint] = _load_piece(place, fingerprint, inputs[fingerprint])

@@ -7,8 +7,11 @@ it is refused here, with the line of the model that needs it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import sympy
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from kerf_runtime.errors import CompileError
@@ -35,7 +38,7 @@ def check_assumptions(shape_env: Any, *, where: str) -> None:
             number depends on the values of a tensor.
     """
     for guard in shape_env.guards:
-        broken = next((n for n in _TOKENS if not _holds(guard.expr, n)), None)
+        broken = _first_broken(guard.expr)
         if broken is not None:
             raise CompileError(
                 f"it depends on the number of tokens: {guard.expr} does not hold for {broken} tokens",
@@ -52,5 +55,12 @@ def check_assumptions(shape_env: Any, *, where: str) -> None:
         )
 
 
-def _holds(expression: Any, tokens: int) -> bool:
-    return bool(expression.subs(dict.fromkeys(expression.free_symbols, tokens)))
+def _first_broken(expression: Any) -> int | None:
+    """The first number of tokens for which ``expression`` is false."""
+    tokens = sympy.Symbol("tokens", integer=True, positive=True)
+    one = expression.xreplace(dict.fromkeys(expression.free_symbols, tokens))
+    if one in (sympy.true, sympy.false):
+        return None if one else _TOKENS[0]
+    # As Python code: sympy needs a millisecond for each substitution.
+    code = compile(PythonPrinter().doprint(one), "<assumption>", "eval")
+    return next((n for n in _TOKENS if not eval(code, {"math": math, "tokens": n})), None)

@@ -7,9 +7,11 @@ except to time candidates of static sizes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,11 @@ from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kerf_runtime.compilation.artifact import CompiledPiece
-from kerf_runtime.compilation.backends import CompilerBackend, CompileRequest, backend_named
+from kerf_runtime.compilation.backends import (
+    CompiledArtifact,
+    CompileRequest,
+    backend_named,
+)
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
 from kerf_runtime.compilation.piecewise import find_token_input
 from kerf_runtime.compilation.plan import StitchPlan, build_plan
@@ -28,6 +34,8 @@ from kerf_runtime.compilation.split import (
     split_source,
 )
 from kerf_runtime.compilation.trace import count_guard_evaluations, trace_forward
+from kerf_runtime.compilation.workers import WORKERS_VARIABLE, CompileWorkers, worker_count
+from kerf_runtime.config.passes import PassConfig
 from kerf_runtime.errors import ConfigError
 
 __all__ = ["CompileOptions", "CompiledModel", "Progress", "compile_model"]
@@ -47,12 +55,18 @@ class CompileOptions:
         backend: name of the compiler back end.
         inductor: options of the back end, as the user gave them.
         sizes: numbers of tokens that get code of their own beside the general one.
+        passes: passes over the pieces' graphs.
+        static_graphs: whether static graphs will be recorded (a forward may then write no buffers).
+        dump: folder for the graphs around each pass.
     """
 
     splitting_ops: tuple[str, ...]
     backend: str = "inductor"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    passes: PassConfig = field(default_factory=PassConfig.off)
+    static_graphs: bool = False
+    dump: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -91,48 +105,76 @@ def compile_model(
         timings[phase] = now - clock
         clock = now
 
-    progress("trace", "one Dynamo trace", None)
-    arguments = _example_arguments(device)
-    traced = trace_forward(model, arguments)
-    count_guard_evaluations()
-    lap("trace")
-    progress("split", "cutting at " + (", ".join(options.splitting_ops) or "nothing"), None)
-    split = split_graph(traced.module, ops)
-    if ops and not any(piece.is_splitting for piece in split.pieces):
-        raise ConfigError(
-            f"the forward of {type(model).__name__} calls none of {', '.join(options.splitting_ops)}",
-            where="compilation.splittingOps",
-            hint="Name operators as the model calls them (torch.ops.namespace.name), or an empty list",
-        )
-    fingerprints = {piece.name: fingerprint_piece(piece.module) for piece in split.compilable}
-    plan = build_plan(traced, split, fingerprints, tuple(arguments))
-    lap("split")
-
-    distinct: dict[str, Piece] = {}
-    for piece in split.compilable:
-        distinct.setdefault(fingerprints[piece.name], piece)
-    pieces = {}
-    with backend.session():
-        for index, (fingerprint, piece) in enumerate(distinct.items()):
-            detail = f"piece {index + 1} of {len(distinct)}"
-            progress("compile", detail, index / len(distinct))
-            pieces[fingerprint] = _compile_piece(backend, piece, options)
-    lap(options.backend)
+    with CompileWorkers(options.backend, _workers(device)) as workers:
+        progress("trace", "one Dynamo trace", None)
+        arguments = _example_arguments(device)
+        traced = trace_forward(model, arguments, static_graphs=options.static_graphs)
+        count_guard_evaluations()
+        lap("trace")
+        progress("split", "cutting at " + (", ".join(options.splitting_ops) or "nothing"), None)
+        split = split_graph(traced.module, ops)
+        if ops and not any(piece.is_splitting for piece in split.pieces):
+            raise ConfigError(
+                f"the forward of {type(model).__name__} calls none of "
+                f"{', '.join(options.splitting_ops)}",
+                where="compilation.splittingOps",
+                hint="Name operators as the model calls them (torch.ops.namespace.name), or an empty "
+                "list",
+            )
+        fingerprints = {piece.name: fingerprint_piece(piece.module) for piece in split.compilable}
+        plan = build_plan(traced, split, fingerprints, tuple(arguments))
+        lap("split")
+        distinct: dict[str, Piece] = {}
+        for piece in split.compilable:
+            distinct.setdefault(fingerprints[piece.name], piece)
+        pieces = _compile_pieces(workers, distinct, options, progress)
+        lap(options.backend)
     return CompiledModel(plan, pieces, traced.sources, timings, split_source(split))
 
 
-def _compile_piece(
-    backend: CompilerBackend, piece: Piece, options: CompileOptions
-) -> CompiledPiece:
-    """One distinct piece for the general shape and every static size."""
-    values = _example_values(piece)
-    tokens = find_token_input(values)
-    general = backend.compile(CompileRequest(piece.module, values, None, options.inductor))
-    static = {}
-    for size in options.sizes if tokens is not None else ():
-        request = CompileRequest(piece.module, _static_values(values, size), size, options.inductor)
-        static[size] = backend.compile(request)
-    return CompiledPiece(backend.name, general, static, tokens)
+def _workers(device: torch.device) -> int:
+    """Worker processes for a model on ``device``; C++ kernels use all cores without any."""
+    requested = os.environ.get(WORKERS_VARIABLE)
+    if device.type == "cpu" and requested is None:
+        return 0
+    return worker_count(len(os.sched_getaffinity(0)), requested)
+
+
+def _compile_pieces(
+    workers: CompileWorkers,
+    distinct: Mapping[str, Piece],
+    options: CompileOptions,
+    progress: Progress,
+) -> dict[str, CompiledPiece]:
+    """Every distinct piece for the general shape and every static size."""
+    jobs: list[tuple[str, int | None, CompileRequest]] = []
+    tokens = {}
+    for fingerprint, piece in distinct.items():
+        values = _example_values(piece)
+        tokens[fingerprint] = find_token_input(values)
+        dump = None if options.dump is None else options.dump / "passes" / piece.name
+        general = CompileRequest(piece.module, values, None, options.inductor, options.passes, dump)
+        jobs.append((fingerprint, None, general))
+        for size in options.sizes if tokens[fingerprint] is not None else ():
+            static = replace(
+                general, example_values=_static_values(values, size), tokens=size, dump=None
+            )
+            jobs.append((fingerprint, size, static))
+    compiled: dict[str, dict[int | None, CompiledArtifact]] = {name: {} for name in distinct}
+    artifacts = workers.compile([request for _, _, request in jobs])
+    for index, (fingerprint, job_size, _) in enumerate(jobs):
+        shape = "" if job_size is None else f" for {job_size} tokens"
+        number = list(distinct).index(fingerprint) + 1
+        progress("compile", f"piece {number} of {len(distinct)}{shape}", index / len(jobs))
+        compiled[fingerprint][job_size] = next(artifacts)
+    artifacts.close()
+    pieces = {}
+    for fingerprint, shapes in compiled.items():
+        sizes = {size: shapes[size] for size in options.sizes if size in shapes}
+        pieces[fingerprint] = CompiledPiece(
+            options.backend, shapes[None], sizes, tokens[fingerprint]
+        )
+    return pieces
 
 
 def _static_values(values: Sequence[Any], tokens: int) -> list[Any]:

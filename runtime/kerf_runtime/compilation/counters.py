@@ -5,7 +5,7 @@ Tests assert on them with ``expect``; ``/debug/graphs`` and the metrics report t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
@@ -41,6 +41,11 @@ class CompilationCounter:
     def snapshot(self) -> dict[str, int]:
         """The counts as a plain dictionary."""
         return asdict(self)
+
+    def add(self, deltas: Mapping[str, int]) -> None:
+        """Add what another process counted on behalf of this one."""
+        for name, delta in deltas.items():
+            setattr(self, name, getattr(self, name) + delta)
 
     @contextmanager
     def expect(self, **deltas: int) -> Iterator[None]:

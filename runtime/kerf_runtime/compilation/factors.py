@@ -21,7 +21,14 @@ from kerf_runtime.platforms.interface import Platform
 
 __all__ = ["observed_factors", "parameter_fingerprint", "source_digests"]
 
-_OWN_SOURCES = ("kerf_runtime.compilation.plan", "kerf_runtime.compilation.loader")
+_OWN_SOURCES = (
+    "kerf_runtime.compilation.artifact",
+    "kerf_runtime.compilation.backends.inductor",
+    "kerf_runtime.compilation.launch",
+    "kerf_runtime.compilation.loader",
+    "kerf_runtime.compilation.piecewise",
+    "kerf_runtime.compilation.plan",
+)
 """Modules of ours that define what the stored artifact means."""
 
 

@@ -67,8 +67,8 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class StitchPlan:
-    """Arguments of the forward, graph inputs by value name, steps in order, the returned value, and
-    which arguments were None in the trace and stay so.
+    """Arguments of the forward, graph inputs by value name, steps in order, the returned value, which
+    arguments were None in the trace and stay so, and the parameters and buffers that the forward writes.
     """
 
     arguments: tuple[str, ...]
@@ -76,6 +76,7 @@ class StitchPlan:
     steps: tuple[PlanStep, ...]
     result: str
     absent: tuple[str, ...] = ()
+    state_writes: tuple[str, ...] = ()
 
     @property
     def piece_fingerprints(self) -> tuple[str, ...]:
@@ -112,7 +113,8 @@ class StitchPlan:
                 for step in data["steps"]
             ),
             result=data["result"],
-            absent=tuple(data.get("absent", ())),
+            absent=tuple(data["absent"]),
+            state_writes=tuple(str(name) for name in data["state_writes"]),
         )
         plan._check()
         return plan
@@ -200,7 +202,8 @@ def build_plan(
             result = values[returned[0]]
         elif node.op == "call_function" and node.target is not operator.getitem:
             raise CompileError(f"unexpected call of {node.target} between the pieces")
-    return StitchPlan(arguments, tuple(inputs), tuple(steps), result, traced.absent)
+    writes = tuple(dict.fromkeys(write.name for write in traced.state_writes))
+    return StitchPlan(arguments, tuple(inputs), tuple(steps), result, traced.absent, writes)
 
 
 def _output_of(piece: fx.GraphModule) -> Any:

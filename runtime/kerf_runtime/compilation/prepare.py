@@ -1,6 +1,7 @@
 """Turn a loaded model into one that runs: eager at level 0, from the cache, or compiled now.
 
-This is the only place that decides between cache and compiler:
+Levels 1 and 2 are for debugging: the forward runs through Dynamo, and nothing is cached.  For level 3
+this is the only place that decides between cache and compiler:
 
     hit                      load the artifact: 0 traces, 0 compilations
     miss, may write          compile, check numerics, publish, load what was published
@@ -25,10 +26,11 @@ from kerf_runtime.cache.store import write_error
 from kerf_runtime.compilation.artifact import LoadedArtifact, load_artifact, write_artifact
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.factors import observed_factors
-from kerf_runtime.config.compilation import CompilationLevel
+from kerf_runtime.config.compilation import CompilationLevel, CUDAGraphMode
 from kerf_runtime.config.deployment import CachePolicy, ModelDeploymentSpec
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.errors import CacheError, CompileError
+from kerf_runtime.layers.custom_op import apply_policy
 from kerf_runtime.platforms.interface import Platform
 from kerf_runtime.reasons import CacheReason
 
@@ -53,6 +55,8 @@ class PreparedModel:
 
     Attributes:
         level: the level in force.
+        artifact: the compiled pieces; None below level 3.
+        whole: the compiled forward at levels 1 and 2.
         timings: seconds per phase (cache_load, or trace, split, inductor, save, parity).
         gate: result of the numerical gate if this process compiled.
     """
@@ -60,6 +64,7 @@ class PreparedModel:
     model: nn.Module
     level: CompilationLevel
     artifact: LoadedArtifact | None
+    whole: Callable[..., Any] | None = None
     timings: dict[str, float] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
     _holder: tempfile.TemporaryDirectory[str] | None = None
@@ -71,12 +76,13 @@ class PreparedModel:
 
     def _run(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         if self.artifact is None:
-            hidden: Tensor = self.model(input_ids, positions)
+            forward = self.model if self.whole is None else self.whole
+            hidden: Tensor = forward(input_ids, positions)
             return hidden
         return self.artifact.forward(input_ids, positions)
 
     def wrap_pieces(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace every compiled piece by ``wrap(piece)``; level 0 has none."""
+        """Replace every compiled piece by ``wrap(piece)``; below level 3 there are none."""
         if self.artifact is not None:
             self.artifact.wrap_pieces(wrap)
 
@@ -102,16 +108,24 @@ def prepare_model(
     platform: Platform,
     model_config_digest: str,
     progress: Progress,
+    dump: Path | None = None,
 ) -> PreparedModel:
     """See the table in the module's docstring; ``cache.verdict`` holds the outcome afterwards.
+
+    Args:
+        dump: folder for what only a compilation knows: the graph around each pass, and the transformed
+            bytecode of level 2.
 
     Raises:
         CacheError: a miss under policy Require.
         CompileError: the model cannot be compiled, or fails the numerical gate.
     """
     model = loaded.model
+    apply_policy(model, frozenset(effective.custom_ops))
     if effective.level is CompilationLevel.NO_COMPILATION:
         return PreparedModel(model, effective.level, None)
+    if effective.level is not CompilationLevel.PIECEWISE:
+        return _compile_whole(model, spec, effective, progress, dump)
     dtype = effective.dtype.value
 
     def observed(sources: list[str] | tuple[str, ...]) -> dict[str, Any]:
@@ -136,7 +150,7 @@ def prepare_model(
     if not cache.may_write:
         holder = tempfile.TemporaryDirectory(prefix="kerf-compiled-")
         folder = Path(holder.name)
-        prepared, _ = _compile(loaded, spec, effective, platform, folder, progress)
+        prepared, _ = _compile(loaded, spec, effective, platform, folder, progress, dump)
         prepared._holder = holder
         return prepared
     assert cache.store is not None
@@ -147,7 +161,9 @@ def prepare_model(
         if prepared is not None:
             return prepared
         with cache.staging() as staging:
-            prepared, sources = _compile(loaded, spec, effective, platform, staging.path, progress)
+            prepared, sources = _compile(
+                loaded, spec, effective, platform, staging.path, progress, dump
+            )
             progress("save", str(cache.folder), None)
             started = time.perf_counter()
             cache.publish(
@@ -181,8 +197,43 @@ def _from_cache(
     except CompileError as error:
         cache.miss(CacheReason.LOADER_REFUSED, str(error))
         return None
+    _refuse_recorded_writes(artifact, effective)
     timings = {"cache_load": time.perf_counter() - started}
-    return PreparedModel(model, effective.level, artifact, timings)
+    return PreparedModel(model, effective.level, artifact, timings=timings)
+
+
+def _refuse_recorded_writes(artifact: LoadedArtifact, effective: EffectiveConfig) -> None:
+    """A model compiled for mode NONE may write its buffers; it cannot be recorded from the cache either."""
+    if artifact.plan.state_writes and effective.mode is not CUDAGraphMode.NONE:
+        raise CompileError(
+            f"the forward writes {', '.join(artifact.plan.state_writes)}, and static graphs are on: "
+            "every replay, of padded and warm-up batches too, would repeat it",
+            hint="Set compilation.cudagraphMode to NONE, or keep what it writes outside of the forward",
+        )
+
+
+def _compile_whole(
+    model: nn.Module,
+    spec: ModelDeploymentSpec,
+    effective: EffectiveConfig,
+    progress: Progress,
+    dump: Path | None,
+) -> PreparedModel:
+    """Levels 1 and 2: the first call compiles; it comes with the warm-up, before serving."""
+    progress("trace", "importing the compiler", None)
+    started = time.perf_counter()
+    from kerf_runtime.compilation.once import CompiledForward
+
+    whole = CompiledForward(
+        model,
+        level=effective.level,
+        backend=effective.backend,
+        options=dict(spec.compilation.inductor_config or {}),
+        static_graphs=effective.mode is not CUDAGraphMode.NONE,
+        dump_dir=dump,
+    )
+    timings = {"trace": time.perf_counter() - started}
+    return PreparedModel(model, effective.level, None, whole, timings)
 
 
 def _compile(
@@ -192,6 +243,7 @@ def _compile(
     platform: Platform,
     folder: Path,
     progress: Progress,
+    dump: Path | None,
 ) -> tuple[PreparedModel, tuple[str, ...]]:
     """Compile into ``folder``, load from there and pass the numerical gate."""
     progress("trace", "importing the compiler", None)
@@ -209,12 +261,15 @@ def _compile(
             backend=effective.backend.value,
             inductor=dict(spec.compilation.inductor_config or {}),
             sizes=effective.compile_sizes,
+            passes=effective.passes,
+            static_graphs=effective.mode is not CUDAGraphMode.NONE,
+            dump=dump,
         ),
         device=platform.device,
         progress=progress,
     )
     try:
-        write_artifact(folder, compiled.plan, compiled.pieces)
+        write_artifact(folder, compiled.plan, compiled.pieces, compiled.graph_source)
     except OSError as error:
         raise write_error(folder, error) from error
     artifact = load_artifact(folder, loaded.model)
@@ -232,5 +287,7 @@ def _compile(
         )
     timings = {**compiled.timings, "parity": time.perf_counter() - started}
     timings["trace"] += importing  # seconds that are part of every compiling start
-    prepared = PreparedModel(loaded.model, effective.level, artifact, timings, result.to_json())
+    prepared = PreparedModel(
+        loaded.model, effective.level, artifact, timings=timings, gate=result.to_json()
+    )
     return prepared, compiled.sources

@@ -148,7 +148,7 @@ def _resolve(
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
     )
-    for change in effective.changes:
+    for change in (*effective.changes, *effective.warnings):
         logger.info(
             "%s: %s -> %s (%s: %s)",
             change.field,
@@ -175,6 +175,7 @@ def _load(
             args.model_path,
             dtype=torch_dtype(effective.dtype),
             device=platform.device,
+            quantization=effective.quantization,
             progress=clock.report("weights"),
         )
     return cache, loaded
@@ -182,7 +183,7 @@ def _load(
 
 def _open_cache(args: EngineArgs, spec: ModelDeploymentSpec) -> CacheSession:
     if not needs_compile_cache(spec):
-        return CacheSession.unused(CacheReason.NOT_NEEDED, "level 0 compiles nothing")
+        return CacheSession.unused(CacheReason.NOT_NEEDED, "only level 3 is cached")
     in_cluster = args.expected_cache_key is not None
     declared = declared_factors(
         spec,
@@ -229,6 +230,7 @@ def _prepare(
         platform=platform,
         model_config_digest=model_config_digest(args.model_path),
         progress=report,
+        dump=args.debug_dump_path,
     )
     timings = dict(prepared.timings)
     for phase in ("cache_load", "trace"):

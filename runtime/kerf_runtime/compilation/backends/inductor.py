@@ -52,10 +52,10 @@ _DEFAULT_OPTIONS: dict[str, Any] = {
     # The stitching plan fixes every layout; checking them again on each call costs CPU time.
     "size_asserts": False,
     "alignment_asserts": False,
-    # In-place and out-variant operators stay what they are; see passes.functionalization.
-    "enable_auto_functionalized_v2": False,
     # Kernels are launched from their cubins: one that cannot be is an error, not a slower launch.
     "strict_static_triton_launcher": True,
+    # Generating code must allocate nothing on the device and launch nothing.
+    "triton.autotune_at_compile_time": False,
 }
 _GENERAL_OPTIONS: dict[str, Any] = {
     # Timings for a symbolic number of tokens prove nothing: one configuration per kernel.
@@ -185,6 +185,9 @@ class InductorBackend:
             CompileError: Inductor assumed something about the number of tokens, or made a wrapper that
                 the loader refuses.
         """
+        # Imported here: the passes import Inductor, which a warm start must not.
+        from kerf_runtime.compilation.passes.manager import PassManager, inductor_options
+
         compile_gate.check("the compilation of a piece")
         values = list(request.example_values)
         general = request.tokens is None
@@ -192,6 +195,7 @@ class InductorBackend:
         settings = {
             **_DEFAULT_OPTIONS,
             **(_GENERAL_OPTIONS if general else _STATIC_GPU_OPTIONS if on_gpu else {}),
+            **inductor_options(PassManager(request.passes, dump_dir=request.dump)),
             **request.options,
         }
         compilation_counter.backend_compilations += 1

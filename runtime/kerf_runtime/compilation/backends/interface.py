@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from kerf_runtime.config.passes import PassConfig
+
 __all__ = ["CompileRequest", "CompiledArtifact", "CompilerBackend", "PieceCall"]
 
 PieceCall = Callable[[list[Any]], Sequence[Any]]
@@ -34,12 +36,16 @@ class CompileRequest:
         tokens: the number of tokens that all sizes in ``example_values`` were fixed to, or None for the
             general shape.
         options: the back end's own options.
+        passes: passes over the piece's graph, where the back end has them.
+        dump: folder that gets the graph before and after each pass; made if it does not exist.
     """
 
     module: fx.GraphModule
     example_values: Sequence[Any]
     tokens: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    passes: PassConfig = field(default_factory=PassConfig.off)
+    dump: Path | None = None
 
 
 class CompilerBackend(Protocol):

@@ -99,7 +99,7 @@ def _keeps_order(node: fx.Node) -> bool:
     dims = node.args[1]
     if not isinstance(dims, (list, tuple)):
         return False
-    return [int(d) % max(len(dims), 1) for d in dims] == list(range(len(dims)))
+    return all(dim in (place, place - len(dims)) for place, dim in enumerate(dims))
 
 
 def _takes_everything(node: fx.Node) -> bool:

@@ -61,7 +61,8 @@ class Match:
         inputs: the node of every tensor argument, by name.
         numbers: the value of every plain number, by name.
         outputs: the node of every result; None for a result that the graph does not use.
-        inner: the matched nodes that are neither, which nothing else uses.
+        inner: the matched nodes that are neither, which nothing else uses.  A single value (as the
+            reciprocal of a scale) that something else uses too is not one of them, and stays.
     """
 
     inputs: dict[str, fx.Node]
@@ -144,12 +145,9 @@ class Pattern:
     def _complete(self, bindings: _Bindings) -> Match | None:
         outputs = [self._find_result(result, bindings) for result in self._results]
         inputs = {name: bindings.nodes[node] for name, node in self._inputs.items()}
-        inputs_and_outputs = {*inputs.values(), *outputs}
-        inner = frozenset(n for n in bindings.nodes.values() if n not in inputs_and_outputs)
-        computed = inner | {node for node in outputs if node is not None}
-        if any(user not in computed for node in inner for user in node.users):
-            return None
-        if computed & set(inputs.values()):
+        results = {node for node in outputs if node is not None}
+        inner = _not_shared({*bindings.nodes.values()} - {*inputs.values()} - results, results)
+        if inner is None or (inner | results) & {*inputs.values()}:
             return None
         numbers = {name: bindings.values.get(v) for name, v in self._numbers.items()}
         if not all(isinstance(number, (int, float)) for number in numbers.values()):
@@ -158,7 +156,7 @@ class Pattern:
             inputs,
             {name: number for name, number in numbers.items() if number is not None},
             tuple(outputs),
-            inner,
+            frozenset(inner),
         )
 
     def _find_result(self, result: _PatternNode, bindings: _Bindings) -> fx.Node | None:
@@ -170,6 +168,23 @@ class Pattern:
             if user.target is operator.getitem and user.args[1] == index:
                 return user
         return None
+
+
+def _not_shared(inner: set[fx.Node], results: set[fx.Node]) -> set[fx.Node] | None:
+    """``inner`` without single values that others use; None if others use anything larger."""
+    while True:
+        computed = inner | results
+        shared = {node for node in inner if any(user not in computed for user in node.users)}
+        if not all(_is_single_value(node) for node in shared):
+            return None
+        if not shared:
+            return inner
+        inner = inner - shared
+
+
+def _is_single_value(node: fx.Node) -> bool:
+    tensor = value(node)
+    return isinstance(tensor, Tensor) and all(isinstance(n, int) and n == 1 for n in tensor.shape)
 
 
 def find_match(patterns: Sequence[Pattern], node: fx.Node) -> Match | None:

@@ -38,7 +38,7 @@ def replace_match(graph: fx.Graph, match: Match, op: torch._ops.OpOverload) -> b
         there is no place in the graph that comes after all inputs and before everything that needs the
         results.
     """
-    by_name = {**match.inputs, **match.numbers}
+    by_name: dict[str, Any] = {**match.inputs, **match.numbers}
     args = tuple(by_name[argument.name] for argument in op._schema.arguments)
     fake = fake_result(op, args)
     results = fake if isinstance(fake, tuple) else (fake,)
