@@ -49,9 +49,10 @@ def test_scales_are_applied_per_token_and_per_output_channel() -> None:
     q = torch.eye(16)[:3].to(torch.float8_e4m3fn)
     weight = torch.ones(32, 16).to(torch.float8_e4m3fn)
     tokens, channels = torch.tensor([[1.0], [2.0], [4.0]]), torch.arange(32.0)[:, None]
-    found = scaled_matmul(q, weight, tokens, channels, None, torch.float32)
+    kinds = {"dtype": torch.float32, "unit": torch.ones(1)}
+    found = scaled_matmul(q, weight, tokens, channels, None, **kinds)
     assert torch.equal(found, tokens * channels.t())
-    one = scaled_matmul(q, weight, torch.tensor([3.0]), channels, torch.ones(32), torch.float32)
+    one = scaled_matmul(q, weight, torch.tensor([3.0]), channels, torch.ones(32), **kinds)
     assert torch.equal(one, (3 * channels.t() + 1).expand(3, 32))
 
 

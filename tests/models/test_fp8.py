@@ -197,7 +197,9 @@ def test_embedding_head_and_norms_stay_in_the_models_data_type(tmp_path: Path) -
     }
     assert not isinstance(loaded.model.lm_head, Fp8Linear)
     assert loaded.model.embedding.weight.dtype is torch.bfloat16
-    assert not any(parameter.is_meta for parameter in loaded.model.parameters())
+    state = [*loaded.model.parameters(), *loaded.model.buffers()]
+    assert not any(tensor.is_meta for tensor in state)
+    assert loaded.model.layers[0].mlp.down_proj.unit.tolist() == [1.0]
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
 
 

@@ -1,7 +1,8 @@
 """FP8 quantisation operators: ``kerf::static_scaled_fp8_quant`` and ``kerf::dynamic_per_token_fp8_quant``.
 
 FP8 is ``torch.float8_e4m3fn``, whose largest finite value is 448.  A quantised value stands for
-``q * scale``; scales are float32.  The native functions are the one definition of the numbers: they are
+``q * scale``; scales are float32.  Divisions are products with a reciprocal, in every form: a GPU has no fast
+division that rounds, and ATen divides by a constant in one way on the CPU and in another on CUDA.  The native functions are the one definition of the numbers: they are
 what Inductor sees, what the CPU runs, and what the Triton kernels are compared with.
 """
 
@@ -14,6 +15,7 @@ from torch.library import Library, register_fake
 __all__ = [
     "FP8",
     "FP8_MAX",
+    "FP8_MAX_RECIPROCAL",
     "SMALLEST_SCALE",
     "check_scale",
     "dynamic_per_token_fp8_quant_native",
@@ -24,6 +26,7 @@ __all__ = [
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+FP8_MAX_RECIPROCAL = 1.0 / 448.0
 SMALLEST_SCALE = 2.0**-100
 """Floor of a dynamic scale: a row of zeros has some scale, and no scale is a denormal number."""
 
@@ -38,7 +41,7 @@ def static_scaled_fp8_quant_native(x: Tensor, scale: Tensor) -> Tensor:
     Returns:
         FP8 [..., E]: ``x / scale`` clamped to +-448 and rounded to nearest even.
     """
-    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return (x.float() * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def dynamic_per_token_fp8_quant_native(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,8 +54,8 @@ def dynamic_per_token_fp8_quant_native(x: Tensor) -> tuple[Tensor, Tensor]:
         FP8 [..., E] and float32 [..., 1].
     """
     wide = x.float()
-    scale = (wide.abs().amax(dim=-1, keepdim=True) / FP8_MAX).clamp(min=SMALLEST_SCALE)
-    return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+    scale = (wide.abs().amax(dim=-1, keepdim=True) * FP8_MAX_RECIPROCAL).clamp(min=SMALLEST_SCALE)
+    return (wide * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
 def empty_fp8(like: Tensor) -> Tensor:

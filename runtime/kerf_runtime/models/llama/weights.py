@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kerf_runtime.layers.linear import Fp8Linear
 from kerf_runtime.models.config import Fp8Scheme, ModelConfig
 from kerf_runtime.models.llama.config import GGUF_ROPE_FACTORS
 from kerf_runtime.models.llama.model import Llama, inverse_frequencies
@@ -152,7 +153,10 @@ def finish(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> None:
-    """Tie the head and compute the rotary tables, once the parameters are there."""
+    """Tie the head and make what no checkpoint holds, once the parameters are there."""
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.materialize(device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embedding.weight
     scaled = config.rope_scaling is not None and config.rope_scaling.kind == "factors"

@@ -38,7 +38,7 @@ def _silu_kernel(x, scale, out, x_stride, width, MODE: tl.constexpr, BLOCK: tl.c
     start = x + row * x_stride
     gate = tl.load(start + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(start + width + columns, mask=mask, other=0.0).to(tl.float32)
-    silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(kind).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
     result = (silu * up).to(kind)
     if MODE == _NONE:
         tl.store(out + row * width + columns, result, mask=mask)

@@ -6,7 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kerf_runtime.ops.quant import FP8_MAX, SMALLEST_SCALE, empty_fp8, empty_row_scale
+from kerf_runtime.ops.quant import (
+    FP8_MAX,
+    FP8_MAX_RECIPROCAL,
+    SMALLEST_SCALE,
+    empty_fp8,
+    empty_row_scale,
+)
 
 __all__ = [
     "DYNAMIC",
@@ -25,6 +31,7 @@ __all__ = [
 NONE, STATIC, DYNAMIC = 0, 1, 2
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
+_FP8_MAX_RECIPROCAL = tl.constexpr(FP8_MAX_RECIPROCAL)
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 _STATIC = tl.constexpr(STATIC)
 _TILE = 2048
@@ -34,14 +41,15 @@ _TILE = 2048
 def row_scale(value):
     """The scale of one row: ``value`` float32 [BLOCK], zeros beyond the row."""
     largest = tl.max(tl.abs(value), axis=0)
-    return tl.maximum(tl.div_rn(largest, _FP8_MAX), _SMALLEST_SCALE)
+    return tl.maximum(largest * _FP8_MAX_RECIPROCAL, _SMALLEST_SCALE)
 
 
 @triton.jit
 def fp8(value, scale):
     """``value / scale`` in FP8, rounded to nearest even; not a number stays not a number."""
-    scaled = tl.div_rn(value, tl.zeros_like(value) + scale)
-    scaled = tl.clamp(scaled, -_FP8_MAX, _FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.clamp(
+        value * tl.div_rn(1.0, scale), -_FP8_MAX, _FP8_MAX, propagate_nan=tl.PropagateNan.ALL
+    )
     return scaled.to(tl.float8e4nv)
 
 
