@@ -2,8 +2,9 @@
 
 Nothing here waits for the device or reads from it: every choice is made from shapes and from the plain
 numbers in the metadata, and grids depend on the padded batch alone, so the launches can be recorded.
-Each model needs at most three compiled kernels (decode, long queries, short queries) beside the store;
-the first call compiles them all, so that no step after start-up ever does.
+Each model needs three compiled kernels (decode, long queries, short queries) and the store.  Its first
+call compiles and loads them all, so that no step after start-up ever does.  Later calls hand addresses
+to the compiled kernels: binding fifty arguments anew each time is most of what a launch costs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Tiles", "decode_tiles", "mixed_tiles", "paged_attention"]
 FP8_MAX = 448.0
 """Largest float8_e4m3fn."""
 MAX_SPLITS = 32
-MIN_KEYS = 128
+MIN_KEYS = 64
 """A part of a sequence has at least this many keys: below, combining costs more than it brings."""
 _SHORT_QUERIES = 16
 """Batches whose sequences have at most this many new tokens use smaller tiles."""
@@ -60,7 +61,7 @@ def mixed_tiles(group: int, head_size: int, itemsize: int, *, short: bool) -> Ti
         return Tiles(max(16, _power_of_two(group)), 64, 2, 4)
     if head_size > 128:
         return Tiles(64, 32, 2, 4)
-    return Tiles(128, 64, 3, 8)
+    return Tiles(256, 64, 5, 8)
 
 
 def paged_attention(
@@ -85,14 +86,12 @@ def paged_attention(
         metadata: of the batch.
         output_scale: float32 [1]; the result is divided by it and clamped.
     """
-    inputs = _Inputs(q, k, v, output, key_cache, value_cache, metadata, output_scale)
-    if inputs.kind not in _compiled and not isinstance(decode_kernel, InterpretedFunction):
-        _compile_all(inputs)
+    arguments = (q, k, v, output, key_cache, value_cache, metadata, output_scale)
+    kernels = _kernels_for(*arguments)
     if metadata.uniform_decode:
-        _decode(inputs).run()
-        return
-    _store(inputs).run()
-    _mixed(inputs, short=0 < metadata.max_query_len <= _SHORT_QUERIES).run()
+        _decode(kernels, *arguments)
+    else:
+        _mixed(kernels, *arguments)
 
 
 def choose_splits(sequences: int, kv_heads: int, multiprocessors: int) -> int:
@@ -102,180 +101,234 @@ def choose_splits(sequences: int, kv_heads: int, multiprocessors: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Inputs:
-    """The arguments of one call, under names."""
+class _Kernel:
+    """One kernel with everything that is the same in all launches of a model.
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    output: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    metadata: AttentionMetadata
-    output_scale: Tensor | None
+    Attributes:
+        function: the kernel as it is written.
+        strides: numbers that follow the pointers.
+        constants: arguments known when it was compiled, in the kernel's order.
+        warps: per program.
+        compiled: what to launch; None under Triton's interpreter.
+    """
 
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What compiled kernels depend on."""
-        q, cache = self.q, self.key_cache
-        return q.device, q.dtype, self.output.dtype, q.shape[1:], cache.shape[1:3]
+    function: Any
+    strides: tuple[int, ...]
+    constants: dict[str, Any]
+    warps: int
+    compiled: Any = None
+
+    def ready(self, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> _Kernel:
+        """The kernel compiled for such arguments, and loaded."""
+        if isinstance(self.function, InterpretedFunction):
+            return self
+        compiled = self.function.warmup(
+            *tensors, *self.strides, *numbers, **self.constants, grid=(1,), num_warps=self.warps
+        )
+        compiled._init_handles()
+        return _Kernel(self.function, self.strides, self.constants, self.warps, compiled)
+
+    def launch(
+        self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], *numbers: float
+    ) -> None:
+        """Launch on the current stream."""
+        compiled = self.compiled
+        if compiled is None:
+            self.function[grid](*tensors, *self.strides, *numbers, **self.constants)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
+        compiled.run(
+            *grid,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            *(None, None, None),  # what profilers of Triton would hook in
+            *(tensor.data_ptr() for tensor in tensors),
+            *self.strides,
+            *numbers,
+            *self.constants.values(),
+        )
 
 
 @dataclass(frozen=True)
-class _Launch:
-    """A kernel, its grid and its arguments."""
+class _Kernels:
+    """All kernels of a model's attention, and the numbers that launching them takes."""
 
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-
-    def run(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.constants)
-
-    def compile(self) -> None:
-        """Have the kernel ready without running it."""
-        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
+    decode: _Kernel
+    store: _Kernel
+    long: _Kernel
+    short: _Kernel
+    rows: int
+    """Query rows of a tile of the decode kernel, G rounded up."""
 
 
-_compiled: set[tuple[Any, ...]] = set()
+_ready: dict[tuple[Any, ...], _Kernels] = {}
 
 
-def _compile_all(inputs: _Inputs) -> None:
-    """Every kernel that this model may ever launch: later steps find them compiled."""
-    for launch in (
-        _decode(inputs),
-        _store(inputs),
-        _mixed(inputs, short=False),
-        _mixed(inputs, short=True),
-    ):
-        launch.compile()
-    _compiled.add(inputs.kind)
-
-
-def _decode(inputs: _Inputs) -> _Launch:
-    q, k, v, output, metadata = inputs.q, inputs.k, inputs.v, inputs.output, inputs.metadata
-    sequences, heads, size = q.shape
-    block_size, kv_heads = inputs.key_cache.shape[1:3]
+def _kernels_for(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    output_scale: Tensor | None,
+) -> _Kernels:
+    """The kernels for such arguments: compiled at the first call, found at every later one."""
+    scale = output if output_scale is None else output_scale
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | output.data_ptr() | scale.data_ptr()
+    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *output.stride()[:2])
+    key = (
+        *(q.device, q.dtype, output.dtype, output_scale is None, addresses % 16 == 0),
+        *(q.shape[1:], key_cache.shape[1:3], strides),
+    )
+    if key in _ready:
+        return _ready[key]
+    heads, size = q.shape[1:]
+    block_size, kv_heads = key_cache.shape[1:3]
     group = heads // kv_heads
+    shared = {"G": group, "KV_HEADS": kv_heads, "D": size, "D_PAD": _power_of_two(size)}
+
+    def constants(tiles: Tiles, **own: int) -> dict[str, Any]:
+        return {
+            **shared,
+            "S": block_size,
+            **own,
+            "ROWS": tiles.rows,
+            "TILE": tiles.keys,
+            "STAGES": tiles.stages,
+            # float32 products stay float32; the other types have one precision anyway.
+            "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
+            "SCALED": output_scale is not None,
+            "FP8_MAX": FP8_MAX,
+        }
+
     tiles = decode_tiles(group, size, q.element_size())
+    caches = (key_cache, value_cache)
+    scratch = torch.empty(1, dtype=torch.float32, device=q.device)
+    decode = _Kernel(
+        decode_kernel,
+        strides,
+        constants(
+            tiles,
+            MIN_TILES=max(1, MIN_KEYS // tiles.keys),
+            G_PAD=_power_of_two(group),
+            UNROLL=8,
+        ),
+        tiles.warps,
+    ).ready(
+        (
+            *(q, k, v, output, scale, *caches, metadata.block_table, metadata.seq_lens),
+            *(metadata.slot_mapping, scratch, scratch, _arrivals(q.device, 1)),
+        ),
+        (metadata.block_table.stride(0), 1, 1.0),
+    )
+    store = _Kernel(
+        store_kernel,
+        strides[2:],
+        {
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "D": size,
+            "STORE": _power_of_two(kv_heads * size),
+            "ZERO": _power_of_two(heads * size),
+        },
+        4,
+    ).ready((k, v, output, *caches, metadata.slot_mapping), ())
+    mixed = []
+    for short in (False, True):
+        tiles_of = mixed_tiles(group, size, q.element_size(), short=short)
+        kernel = _Kernel(
+            mixed_kernel,
+            strides[:2] + strides[-2:],
+            constants(tiles_of, QUERIES=tiles_of.rows // group),
+            tiles_of.warps,
+        )
+        tensors = (q, output, scale, *caches, metadata.block_table, metadata.query_start)
+        mixed.append(
+            kernel.ready((*tensors, metadata.seq_lens), (metadata.block_table.stride(0), 1, 1.0))
+        )
+    _ready[key] = _Kernels(decode, store, mixed[0], mixed[1], tiles.rows)
+    return _ready[key]
+
+
+def _decode(
+    kernels: _Kernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    output_scale: Tensor | None,
+) -> None:
+    sequences, _, size = q.shape
+    kv_heads = key_cache.shape[2]
     splits = choose_splits(sequences, kv_heads, _multiprocessors(q.device))
-    padded = _power_of_two(size)
     pairs = sequences * kv_heads
-    parts = pairs * splits * tiles.rows
-    partial = torch.empty(parts * padded, dtype=torch.float32, device=q.device)
-    statistics = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
-    arguments = (
-        q,
-        k,
-        v,
-        output,
-        output if inputs.output_scale is None else inputs.output_scale,
-        inputs.key_cache,
-        inputs.value_cache,
-        metadata.block_table,
-        metadata.seq_lens,
-        metadata.slot_mapping,
-        partial,
-        statistics,
-        _arrivals(q.device, pairs),
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        *output.stride()[:2],
+    partial = statistics = arrivals = _arrivals(q.device, pairs)
+    if splits > 1:
+        rows = pairs * splits * kernels.rows
+        padded = kernels.decode.constants["D_PAD"]
+        partial = torch.empty(rows * padded, dtype=torch.float32, device=q.device)
+        statistics = torch.empty(rows * 2, dtype=torch.float32, device=q.device)
+    kernels.decode.launch(
+        (kv_heads, splits, sequences),
+        (
+            q,
+            k,
+            v,
+            output,
+            output if output_scale is None else output_scale,
+            key_cache,
+            value_cache,
+            metadata.block_table,
+            metadata.seq_lens,
+            metadata.slot_mapping,
+            partial,
+            statistics,
+            arrivals,
+        ),
         metadata.block_table.stride(0),
         splits,
         _LOG2_E / math.sqrt(size),
     )
-    constants = {
-        "G": group,
-        "KV_HEADS": kv_heads,
-        "D": size,
-        "D_PAD": padded,
-        "S": block_size,
-        "ROWS": tiles.rows,
-        "TILE": tiles.keys,
-        "MIN_TILES": max(1, MIN_KEYS // tiles.keys),
-        "G_PAD": _power_of_two(group),
-        "UNROLL": 8,
-        **_common(inputs, tiles),
-    }
-    return _Launch(decode_kernel, (kv_heads, splits, sequences), arguments, constants)
 
 
-def _store(inputs: _Inputs) -> _Launch:
-    k, v, output = inputs.k, inputs.v, inputs.output
-    tokens, heads, size = inputs.q.shape
-    kv_heads = inputs.key_cache.shape[2]
-    arguments = (
-        k,
-        v,
-        output,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.metadata.slot_mapping,
-        *k.stride()[:2],
-        *v.stride()[:2],
-        *output.stride()[:2],
-    )
-    constants = {
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "D": size,
-        "STORE": _power_of_two(kv_heads * size),
-        "ZERO": _power_of_two(heads * size),
-        "num_warps": 4,
-    }
-    return _Launch(store_kernel, (tokens,), arguments, constants)
-
-
-def _mixed(inputs: _Inputs, *, short: bool) -> _Launch:
-    q, output, metadata = inputs.q, inputs.output, inputs.metadata
-    tokens, heads, size = q.shape
-    block_size, kv_heads = inputs.key_cache.shape[1:3]
-    group = heads // kv_heads
-    tiles = mixed_tiles(group, size, q.element_size(), short=short)
-    queries = tiles.rows // group
+def _mixed(
+    kernels: _Kernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    output_scale: Tensor | None,
+) -> None:
+    tokens, _, size = q.shape
     sequences = metadata.seq_lens.shape[0]
-    arguments = (
-        q,
-        output,
-        output if inputs.output_scale is None else inputs.output_scale,
-        inputs.key_cache,
-        inputs.value_cache,
-        metadata.block_table,
-        metadata.query_start,
-        metadata.seq_lens,
-        *q.stride()[:2],
-        *output.stride()[:2],
+    caches = (key_cache, value_cache)
+    kernels.store.launch((tokens, 1, 1), (k, v, output, *caches, metadata.slot_mapping))
+    short = 0 < metadata.max_query_len <= _SHORT_QUERIES
+    kernel = kernels.short if short else kernels.long
+    kernel.launch(
+        (key_cache.shape[2], tokens // kernel.constants["QUERIES"] + sequences, 1),
+        (
+            q,
+            output,
+            output if output_scale is None else output_scale,
+            *caches,
+            metadata.block_table,
+            metadata.query_start,
+            metadata.seq_lens,
+        ),
         metadata.block_table.stride(0),
         sequences,
         _LOG2_E / math.sqrt(size),
     )
-    constants = {
-        "G": group,
-        "KV_HEADS": kv_heads,
-        "D": size,
-        "D_PAD": _power_of_two(size),
-        "S": block_size,
-        "QUERIES": queries,
-        "ROWS": tiles.rows,
-        "TILE": tiles.keys,
-        **_common(inputs, tiles),
-    }
-    return _Launch(mixed_kernel, (kv_heads, tokens // queries + sequences), arguments, constants)
-
-
-def _common(inputs: _Inputs, tiles: Tiles) -> dict[str, Any]:
-    """Constants of both attention kernels."""
-    return {
-        "STAGES": tiles.stages,
-        # float32 products stay float32; the other types have one precision anyway.
-        "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "SCALED": inputs.output_scale is not None,
-        "FP8_MAX": FP8_MAX,
-        "num_warps": tiles.warps,
-    }
 
 
 def _power_of_two(number: int) -> int:
