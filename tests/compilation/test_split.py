@@ -230,6 +230,20 @@ def test_operators_with_one_several_and_no_results_can_all_be_cut_out():
     assert len(split.compilable) == 1
 
 
+def test_indexing_the_only_result_of_a_splitting_op_is_part_of_the_next_piece():
+    def build(call, a, b, c):
+        row = call(operator.getitem, call(own.shift.default, a, 1), 0)
+        pair = call(own.both.default, a, b)
+        other = call(operator.getitem, call(operator.getitem, pair, 1), 2)
+        return call(aten.add.Tensor, row, other)
+
+    plan, split = compare(graph_of(build), ("kerf_split_tests::both", "kerf_split_tests::shift"))
+    assert [step.kind for step in plan.steps] == ["op", "piece", "op", "piece"]
+    for piece in split.pieces:
+        calls = [node for node in piece.module.graph.nodes if node.op == "call_function"]
+        assert not piece.is_splitting or len(calls) == 1 or "both" in str(calls[0].target)
+
+
 def test_the_graph_may_begin_and_end_with_a_splitting_op():
     plan, _ = compare(
         graph_of(lambda call, a, b, c: call(own.shift.default, call(own.shift.default, a, 1), 2)),

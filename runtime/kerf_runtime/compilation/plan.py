@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from kerf_runtime.compilation.split import Piece, SplitGraph
     from kerf_runtime.compilation.trace import TracedGraph
 
-__all__ = ["InputRef", "PlanStep", "StitchPlan", "build_plan", "stitch", "stitched_source"]
+__all__ = [
+    "InputRef",
+    "PlanStep",
+    "StitchPlan",
+    "build_plan",
+    "number_of_results",
+    "stitch",
+    "stitched_source",
+]
 
 
 _VALUE = re.compile(r"[iv]\d+")
@@ -252,7 +260,7 @@ def _op_step(
 
     if call.kwargs:
         raise CompileError(f"splitting op {call.target} is called with keyword arguments")
-    outputs = tuple(fresh() for _ in range(_number_of_results(call.target)))
+    outputs = tuple(fresh() for _ in range(number_of_results(call.target)))
     names = {item: outputs[item.args[1]] for item in items}
     if len(outputs) == 1:
         names[call] = outputs[0]
@@ -261,7 +269,8 @@ def _op_step(
     return step, [names[node] for node in _returned(piece.module)]
 
 
-def _number_of_results(target: Any) -> int:
+def number_of_results(target: Any) -> int:
+    """How many values a call of an operator gives; more than one come as a tuple."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         target = getattr(target, target.overloads()[0])
     return len(target._schema.returns)

@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.plan import number_of_results
 from kerf_runtime.errors import ConfigError
 
 __all__ = ["Piece", "SplitGraph", "resolve_splitting_ops", "split_graph", "split_source"]
@@ -84,6 +85,15 @@ def _calls_splitting_op(node: fx.Node, ops: frozenset[torch._ops.OpOverload]) ->
     return target in ops
 
 
+def _is_several_results(node: object, ops: frozenset[torch._ops.OpOverload]) -> bool:
+    """Whether ``node`` is a splitting call that gives a tuple; indexing any other result is computing."""
+    return (
+        isinstance(node, fx.Node)
+        and _calls_splitting_op(node, ops)
+        and number_of_results(node.target) > 1
+    )
+
+
 def split_graph(graph: fx.GraphModule, ops: frozenset[torch._ops.OpOverload]) -> SplitGraph:
     """Cut ``graph`` in one pass over its nodes; every splitting call gets a piece of its own."""
     piece_of: dict[fx.Node, int] = {}
@@ -92,7 +102,7 @@ def split_graph(graph: fx.GraphModule, ops: frozenset[torch._ops.OpOverload]) ->
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if node.target is operator.getitem and piece_of.get(node.args[0]) in splitting:
+        if node.target is operator.getitem and _is_several_results(node.args[0], ops):
             piece_of[node] = piece_of[node.args[0]]  # tuples do not cross the border of a piece
         elif _calls_splitting_op(node, ops):
             current += 1
