@@ -47,7 +47,7 @@ def tokens(count: int, *, width: int = E, dtype: torch.dtype = torch.bfloat16) -
 class Layers(nn.Module):
     """N layers with weights of their own."""
 
-    def __init__(self, count: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, count: int, dtype: torch.dtype = torch.bfloat16, width: int = E) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(7)
 
@@ -57,11 +57,11 @@ class Layers(nn.Module):
                 for _ in range(count)
             )
 
-        self.count, self.dtype = count, dtype
-        self.norms = parameters(E, low=0.5, high=1.5)
-        self.matrices = parameters(E, E)
-        self.gates = parameters(E, 2 * F)
-        self.downs = parameters(F, E)
+        self.count, self.dtype, self.width = count, dtype, width
+        self.norms = parameters(width, low=0.5, high=1.5)
+        self.matrices = parameters(width, width)
+        self.gates = parameters(width, 2 * F)
+        self.downs = parameters(F, width)
         scales = torch.linspace(0.02, 0.03, max(count, 1))
         for index in range(count):
             self.register_buffer(f"scale_{index}", scales[index : index + 1].clone())
@@ -127,10 +127,10 @@ class AttentionQuant(Layers):
         self.quant = quant
 
     def attend(self, x: Tensor, index: int) -> Tensor:
-        q = (x @ self.matrices[index]).view(-1, HEADS, E // HEADS)
+        q = (x @ self.matrices[index]).view(-1, HEADS, self.width // HEADS)
         output = torch.empty_like(q)
         kerf.attention(q, q * 0.5, q * 2, output, f"layer.{index}")
-        return output.view(-1, E)
+        return output.view(-1, self.width)
 
     def forward(self, x: Tensor) -> Tensor:
         for i in range(self.count):

@@ -129,30 +129,42 @@ def test_one_norm_quantised_with_two_scales_is_not_fused(form: str) -> None:
     assert result.matches == {}
 
 
-@BOTH
-def test_a_scale_per_channel_is_no_static_scale(form: str) -> None:
+def _quantise(
+    normed: Tensor, scale: Tensor, limit: float = 448.0, dtype: torch.dtype = torch.float8_e4m3fn
+) -> Tensor:
+    """The formula of the native form, written out so that its parts can be changed."""
+    return (normed.float() * scale.reciprocal()).clamp(-limit, limit).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("scale", "limit", "dtype", "matches"),
+    [
+        pytest.param("tensor", 448.0, torch.float8_e4m3fn, 1, id="the native form itself"),
+        pytest.param("channel", 448.0, torch.float8_e4m3fn, 0, id="a scale per channel"),
+        pytest.param("tensor", 240.0, torch.float8_e4m3fn, 0, id="another clamp"),
+        pytest.param("tensor", 448.0, torch.float8_e5m2, 0, id="another float8 type"),
+        pytest.param("tensor", 448.0, torch.bfloat16, 0, id="no float8 at all"),
+    ],
+)
+def test_only_the_quantisation_itself_is_a_match(
+    scale: str, limit: float, dtype: torch.dtype, matches: int
+) -> None:
     def body(self: _Variant, x: Tensor) -> Any:
-        normed = RMS_NORM[form](x, self.norms[0], EPS).float() / self.norms[1].float()
-        return normed.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        scales = self.scale(0) if scale == "tensor" else self.norms[1].float()
+        return _quantise(RMS_NORM["native"](x, self.norms[0], EPS), scales, limit, dtype)
+
+    assert run_passes(_Variant(body), tokens(4)).manager.matches["norm_quant_fusion"] == matches
+
+
+@BOTH
+def test_one_scale_may_serve_several_norms(form: str) -> None:
+    def body(self: _Variant, x: Tensor) -> Any:
+        quant = quantiser("static", form)
+        normed = [RMS_NORM[form](x, self.norms[i], EPS) for i in range(2)]
+        return tuple(quant(n, self.scale(0))[0] for n in normed)
 
     result = run_passes(_Variant(body), tokens(4))
-    assert result.matches == {}
-
-
-def test_another_clamp_is_no_quantisation() -> None:
-    def body(self: _Variant, x: Tensor) -> Any:
-        normed = RMS_NORM["native"](x, self.norms[0], EPS).float() / self.scale(0)
-        return normed.clamp(-240.0, 240.0).to(torch.float8_e4m3fn)
-
-    assert run_passes(_Variant(body), tokens(4)).matches == {}
-
-
-def test_another_float8_type_is_no_match() -> None:
-    def body(self: _Variant, x: Tensor) -> Any:
-        normed = RMS_NORM["native"](x, self.norms[0], EPS).float() / self.scale(0)
-        return normed.clamp(-448.0, 448.0).to(torch.float8_e5m2)
-
-    assert run_passes(_Variant(body), tokens(4)).matches == {}
+    assert result.matches == {"norm_quant_fusion": 2}
 
 
 def test_a_weight_of_another_data_type_is_no_match() -> None:
