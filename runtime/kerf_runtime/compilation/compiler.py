@@ -127,7 +127,8 @@ def compile_model(
         distinct: dict[str, Piece] = {}
         for piece in split.compilable:
             distinct.setdefault(fingerprints[piece.name], piece)
-        pieces = _compile_pieces(workers, distinct, options, progress)
+        own = tuple(name for name in traced.sources if not name.startswith("torch."))
+        pieces = _compile_pieces(workers, distinct, own, options, progress)
         lap(options.backend)
     return CompiledModel(plan, pieces, traced.sources, timings, split_source(split))
 
@@ -143,6 +144,7 @@ def _workers(device: torch.device) -> int:
 def _compile_pieces(
     workers: CompileWorkers,
     distinct: Mapping[str, Piece],
+    modules: tuple[str, ...],
     options: CompileOptions,
     progress: Progress,
 ) -> dict[str, CompiledPiece]:
@@ -153,7 +155,14 @@ def _compile_pieces(
         values = _example_values(piece)
         tokens[fingerprint] = find_token_input(values)
         dump = None if options.dump is None else options.dump / "passes" / piece.name
-        general = CompileRequest(piece.module, values, None, options.inductor, options.passes, dump)
+        general = CompileRequest(
+            piece.module,
+            values,
+            options=options.inductor,
+            passes=options.passes,
+            dump=dump,
+            modules=modules,
+        )
         jobs.append((fingerprint, None, general))
         for size in options.sizes if tokens[fingerprint] is not None else ():
             static = replace(

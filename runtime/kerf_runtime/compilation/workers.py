@@ -7,6 +7,7 @@ and it is ready when the trace is.  On machines with few cores one process is fa
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -134,6 +135,8 @@ def _import_compiler(backend: str) -> None:
 
 def _compile(name: str, program: PieceProgram, rest: CompileRequest) -> _Outcome:
     backend = backend_named(name)
+    for needed in rest.modules:
+        importlib.import_module(needed)
     module, values = rebuild_program(program)
     before = compilation_counter.snapshot()
     with backend.session():

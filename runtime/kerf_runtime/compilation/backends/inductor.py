@@ -54,7 +54,10 @@ _DEFAULT_OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
     # Kernels are launched from their cubins: one that cannot be is an error, not a slower launch.
     "strict_static_triton_launcher": True,
-    # Generating code must allocate nothing on the device and launch nothing.
+}
+_INNER_OPTIONS: dict[str, Any] = {
+    # Generating code must allocate nothing on the device and launch nothing.  An option of its own:
+    # standalone_compile sets it to True around everything else.
     "triton.autotune_at_compile_time": False,
 }
 _GENERAL_OPTIONS: dict[str, Any] = {
@@ -255,7 +258,7 @@ def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str,
             request.module,
             values,
             dynamic_shapes="from_tracing_context" if general else "from_example_inputs",
-            options={},
+            options={"config_patches": _INNER_OPTIONS},
         )
         if not general and any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values):
             compiled(*[_random_like(v) for v in values])  # times the candidates, keeps the best

@@ -37,6 +37,7 @@ class CompileRequest:
             general shape.
         options: the back end's own options.
         passes: passes over the piece's graph, where the back end has them.
+        modules: what another process must import before it compiles: they register the operators.
         dump: folder that gets the graph before and after each pass; made if it does not exist.
     """
 
@@ -46,6 +47,7 @@ class CompileRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     passes: PassConfig = field(default_factory=PassConfig.off)
     dump: Path | None = None
+    modules: tuple[str, ...] = ()
 
 
 class CompilerBackend(Protocol):
