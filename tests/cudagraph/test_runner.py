@@ -24,7 +24,7 @@ from tests.cudagraph.steps import (
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
-from kerf_runtime.cudagraph.runner import GraphRunner
+from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.platforms import current_platform
 from kerf_runtime.reasons import DispatchReason
@@ -272,3 +272,56 @@ def test_a_forward_that_waits_during_capture_is_an_error_that_leaves_no_graph(sh
             DispatchDecision(CUDAGraphMode.FULL, BatchDescriptor(1), DispatchReason.EXACT),
             *buffers.dummy(BatchDescriptor(1)),
         )
+
+
+class CountsItsCalls(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, input_ids, positions):
+        self.calls += 1
+        return input_ids + positions
+
+
+def test_a_forward_that_writes_to_a_buffer_is_refused_before_anything_is_recorded(shallow):
+    loaded, effective, _ = start(0, "FULL", shallow)
+    model = CountsItsCalls()
+    runner = GraphRunner(
+        Bare(model),
+        effective,
+        current_platform(),
+        max_num_seqs=MAX_SEQS,
+        weights=lambda: named_tensors(model),
+    )
+    with (
+        compilation_counter.expect(graphs_captured=0),
+        pytest.raises(CaptureError, match="writes to 'calls'") as raised,
+    ):
+        runner.capture_all(buffers_for(loaded).dummy, lambda *_: None)
+    assert raised.value.where.startswith(f"CountsItsCalls, {__file__}:")
+    assert model.calls.item() == 0
+
+
+def test_weights_that_moved_after_the_capture_are_named(shallow):
+    loaded, _, runner = start(0, "FULL", shallow, weights=lambda: named_tensors(model))
+    model = loaded.model
+    runner.capture_all(buffers_for(loaded).dummy, lambda *_: None)
+    runner.check_weights()
+    weight = model.norm.weight
+    before = weight.data
+    try:
+        weight.data = before.clone()
+        with pytest.raises(CaptureError, match=r"weights moved .*: norm\.weight\. Copy new values"):
+            runner.check_weights()
+        weight.data = before
+        weight.data.copy_(before.clone())
+        runner.check_weights()
+    finally:
+        weight.data = before
+
+
+def test_pieces_compare_addresses_in_debug_mode_only(shallow):
+    for debug in (False, True):
+        _, _, runner = start(3, "PIECEWISE", shallow, debug=debug)
+        assert {wrapper._check_addresses for wrapper in runner._pieces} == {debug}

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
 from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
+from kerf_runtime.cudagraph.writes import WriteWatch
+from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 from kerf_runtime.platforms.interface import DeviceMemory, Platform
 
-__all__ = ["Capturable", "DummyBatch", "GraphRunner"]
+__all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
 
 DummyBatch = Callable[[BatchDescriptor], tuple[Tensor, Tensor, ForwardContext]]
 """Makes the realistic batch that is captured for a descriptor: input ids, positions, context."""
+
+NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
+"""Gives the model's parameters and buffers as they are now."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being captured and the fraction done."""
@@ -49,6 +54,8 @@ class GraphRunner:
         platform: makes the graphs.
         max_num_seqs: largest uniform decode batch.
         num_warmups: uncaptured runs of each batch before its capture.
+        weights: parameters and buffers, which the forward must not write to and which must not move.
+        debug: compare the addresses of every piece's inputs on every replay, not of the forward's only.
     """
 
     def __init__(
@@ -59,8 +66,13 @@ class GraphRunner:
         *,
         max_num_seqs: int,
         num_warmups: int = 1,
+        weights: NamedTensors = tuple,
+        debug: bool = False,
     ) -> None:
         self._platform = platform
+        self._weights = weights
+        self._debug = debug
+        self._weight_addresses: dict[str, int] = {}
         self._effective = effective
         self._num_warmups = num_warmups
         self._gate = CaptureGate()
@@ -78,7 +90,11 @@ class GraphRunner:
 
     def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = CUDAGraphWrapper(
-            piece, CUDAGraphMode.PIECEWISE, self._platform.static_graph, self._gate
+            piece,
+            CUDAGraphMode.PIECEWISE,
+            self._platform.static_graph,
+            self._gate,
+            check_addresses=self._debug,
         )
         self._pieces.append(wrapper)
         return wrapper
@@ -90,8 +106,15 @@ class GraphRunner:
 
     @torch.inference_mode()
     def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
-        """Warm up and capture every descriptor of the plan, largest first."""
+        """Warm up and capture every descriptor of the plan, largest first.
+
+        Raises:
+            CaptureError: the forward writes to its weights, waits for a value, or memory ran out.
+        """
         started = time.perf_counter()
+        if self._plan:
+            self._watch_writes(dummy_batch(self._plan[-1][1]))
+        self._weight_addresses = {name: t.data_ptr() for name, t in self._weights()}
         with _frozen_garbage_collector(), self._platform.capture_pass():
             for index, (mode, descriptor) in enumerate(self._plan):
                 kind = "decode" if descriptor.uniform_decode else "mixed"
@@ -111,6 +134,31 @@ class GraphRunner:
                 self._measure(mode, descriptor, before)
         self._capture_seconds = time.perf_counter() - started
         self._dispatcher = Dispatcher(self._effective.mode, self._plan)
+
+    def _watch_writes(self, batch: tuple[Tensor, Tensor, ForwardContext]) -> None:
+        """Run one forward that is refused if it writes to a parameter or a buffer."""
+        weights = list(self._weights())
+        if not weights:
+            return
+        input_ids, positions, context = batch
+        with set_forward_context(context), WriteWatch(weights):
+            self._platform.synchronize(self._full(input_ids, positions))
+
+    def check_weights(self) -> None:
+        """Make sure that no weight has moved since the capture; call it after weights were loaded again.
+
+        Raises:
+            CaptureError: a recorded graph would read memory that is no longer the weight's.
+        """
+        now = {name: t.data_ptr() for name, t in self._weights()}
+        before = self._weight_addresses
+        moved = sorted(name for name in before if now.get(name) != before[name])
+        if moved:
+            more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
+            raise CaptureError(
+                f"weights moved since the graphs were captured: {', '.join(moved[:3])}{more}",
+                hint="Copy new values into the tensors that exist, or capture again",
+            )
 
     def _measure(
         self, mode: CUDAGraphMode, descriptor: BatchDescriptor, before: DeviceMemory | None
@@ -189,6 +237,12 @@ class GraphRunner:
         """The graphs of one descriptor: one in mode FULL, one per piece in mode PIECEWISE."""
         wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
         return [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer with its name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 @contextmanager

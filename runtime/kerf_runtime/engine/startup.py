@@ -25,7 +25,7 @@ from kerf_runtime.config import (
     resolve,
 )
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
-from kerf_runtime.cudagraph.runner import GraphRunner
+from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.dump import write_dump
 from kerf_runtime.engine.kv_cache import allocate_kv_cache, plan_blocks
@@ -128,7 +128,14 @@ def start_engine(
             kv_caches=kv_caches,
             device=platform.device,
         )
-    graphs = GraphRunner(prepared, effective, platform, max_num_seqs=limits.max_num_seqs)
+    graphs = GraphRunner(
+        prepared,
+        effective,
+        platform,
+        max_num_seqs=limits.max_num_seqs,
+        weights=lambda: named_tensors(loaded.model),
+        debug=args.debug_dump_path is not None,
+    )
     with clock.phase("warmup"):
         _warm_up(runner, graphs, limits)
     if effective.mode is not CUDAGraphMode.NONE:
