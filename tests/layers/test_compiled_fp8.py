@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.compilation.helpers import open_cache, prepare, run
+from tests.compilation.helpers import make_spec, open_cache, prepare, run
 from tests.compilation.models import llama
 
 from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.layers.custom_op import apply_policy
+from kerf_runtime.layers.custom_op import CustomOp
 from kerf_runtime.layers.linear import Fp8Linear
 from kerf_runtime.layers.quantization import quantize_rows
 from kerf_runtime.models.config import Fp8Scheme
@@ -47,25 +47,28 @@ def fp8_llama(num_layers: int, *, static: bool) -> LoadedModel:
     return LoadedModel(model.eval(), config, plain.attention_layers)
 
 
-@pytest.mark.parametrize(("static", "custom"), [(False, False), (True, True)])
-def test_a_model_of_12_layers_compiles_three_pieces_and_agrees_with_eager(
-    static: bool, custom: bool
+@pytest.mark.parametrize(
+    ("static", "policy"), [(False, ["none"]), (True, ["all", "-rotary_embedding"])], ids=str
+)
+def test_an_fp8_model_compiles_three_pieces_and_agrees_with_eager(
+    static: bool, policy: list[str]
 ) -> None:
-    loaded = fp8_llama(12, static=static)
-    if custom:
-        apply_policy(
-            loaded.model,
-            frozenset({"rms_norm", "fused_add_rms_norm", "silu_and_mul", "quant_fp8"}),
-        )
+    loaded = fp8_llama(4, static=static)
     with compilation_counter.expect(
         dynamo_traces=1,
         graphs_seen=1,
-        pieces_seen=25,
-        capturable_pieces_seen=13,
+        pieces_seen=9,
+        capturable_pieces_seen=5,
         inductor_compilations=3,
         guards_evaluated=0,
     ):
-        prepared = prepare(loaded, open_cache(None, f"fp8-{static}-{custom}"))
+        prepared = prepare(
+            loaded, open_cache(None, f"fp8-{static}"), spec=make_spec(customOps=policy)
+        )
+    forms = {m.name: m.custom for m in loaded.model.modules() if isinstance(m, CustomOp)}
+    assert {name for name, custom in forms.items() if custom} == (
+        {"rms_norm", "fused_add_rms_norm", "silu_and_mul", "quant_fp8"} if static else set()
+    )
     for tokens in (1, 7, 40):
         expected, found = run(loaded.model, tokens), run(prepared.forward, tokens)
         assert float((found - expected).norm() / expected.norm()) < 0.02
