@@ -48,20 +48,37 @@ def batch(rows: int, *, attention: bool) -> Iterator[None]:
         yield
 
 
+class AttentionOnly(AttentionQuant):
+    """Attention and quantisation, nothing behind: products would multiply what rounding changes."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.quant(self.attend(x, i), self.scale(i))[0] for i in range(self.count))
+
+
+def assert_neighbours(actual: Any, expected: Any) -> None:
+    """Equal, or now and then the next FP8 value: fused attention does not round to bfloat16 first."""
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype is other.dtype is torch.float8_e4m3fn
+        left, right = one.float(), other.float()
+        assert ((left - right).abs() <= 0.13 * right.abs() + 2**-9).all()
+        assert (left != right).float().mean() < 0.15
+
+
 MODELS = {
     "norm, native, dynamic": (NormQuant, ("native", quantiser("dynamic", "native"))),
     "add and norm, native, static": (AddNormQuant, ("native", quantiser("static", "native"))),
     "add and norm, custom, dynamic": (AddNormQuant, ("custom", quantiser("dynamic", "custom"))),
     "activation, native, static": (ActivationQuant, ("native", quantiser("static", "native"))),
     "activation, custom, dynamic": (ActivationQuant, ("custom", quantiser("dynamic", "custom"))),
-    "attention, native, static": (AttentionQuant, (quantiser("static", "native"),)),
+    "attention, native, static": (AttentionOnly, (quantiser("static", "native"),)),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_is_fused_and_gives_the_results_of_the_unfused_model(name: str) -> None:
     kind, arguments = MODELS[name]
-    attention = kind is AttentionQuant
+    attention = kind is AttentionOnly
+    check = assert_neighbours if attention else assert_same
     model: nn.Module = kind(COUNT, *arguments, width=WIDTH).cuda()  # type: ignore[operator]
     manager = PassManager(ALL)
     torch._dynamo.reset()
@@ -74,7 +91,7 @@ def test_every_layer_is_fused_and_gives_the_results_of_the_unfused_model(name: s
         with batch(rows, attention=attention):
             expected = model(x)
         with config.patch(options), batch(rows, attention=attention):
-            assert_same(compiled(x), expected)
+            check(compiled(x), expected)
     matched = {key: count for key, count in manager.matches.items() if key != "noop_elimination"}
     assert matched == {
         "norm_quant_fusion": COUNT * issubclass(kind, (NormQuant, AddNormQuant)),
