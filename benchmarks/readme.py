@@ -107,9 +107,29 @@ def _startup(record: dict[str, Any]) -> Iterator[str]:
         yield f"| {label} | {cold['counters'][counter]} | {warm['counters'][counter]} |"
 
 
+def _passes(record: dict[str, Any]) -> Iterator[str]:
+    runs = record["results"][0]["gain"]["runs"]
+    yield (
+        f"Microseconds per call in a replayed CUDA graph on one {record['machine']['gpu']}, {runs} runs in turn. "
+        "*Unfused* is what a fusion pass finds, *fused* what it puts there, *inductor* what Inductor alone makes of "
+        "the native form."
+    )
+    yield ""
+    yield "| what is fused with the FP8 quantisation | rows | unfused | fused | gain | inductor |"
+    yield "|---|---|---|---|---|---|"
+    for row in record["results"]:
+        cells = [
+            spread_text(row["seconds"][name], 1e6) if name in row["seconds"] else "-"
+            for name in ("unfused", "fused", "inductor")
+        ]
+        cells.insert(2, spread_text(row["gain"]))
+        yield f"| {row['case']} | {row['rows']} | {' | '.join(cells)} |"
+
+
 _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "kerf bench latency": _latency,
     "kerf bench startup": _startup,
+    "benchmarks.passes": _passes,
 }
 
 
