@@ -114,6 +114,17 @@ def decorated(x: Tensor) -> Tensor:
     return x * 3
 
 
+class InDouble(nn.Module):
+    """A layer computed in another data type than the rest of the model."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.double()).to(x.dtype)
+
+
 @support_torch_compile
 class ReturnsNothing(nn.Module):
     """There is nothing in it to trace."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.compilation import models
+from tests.compilation import models, stateful
 from tests.compilation.graphs import ATTENTION, example_arguments, trace_and_split
 
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
@@ -67,6 +67,18 @@ def test_a_layer_that_really_differs_is_not_merged_with_the_others():
     found = fingerprints(loaded)
     assert len(set(found)) == 4
     # The norm after the attention of layer 2 is in the piece that follows it.
+    assert [found.count(f) for f in found[1:-1]] == [3, 3, 1, 3]
+
+
+@pytest.mark.parametrize("what", ["dimension", "dtype"])
+def test_a_layer_with_another_dimension_or_dtype_is_not_merged_either(what):
+    loaded = models.llama(5)
+    if what == "dimension":
+        loaded.model.layers[2].mlp = models.llama(1, intermediate_size=32).model.layers[0].mlp
+    else:
+        loaded.model.layers[2].mlp = stateful.InDouble(loaded.model.layers[2].mlp)
+    found = fingerprints(loaded)
+    assert len(set(found)) == 4
     assert [found.count(f) for f in found[1:-1]] == [3, 3, 1, 3]
 
 

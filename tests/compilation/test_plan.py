@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.compilation import models
+from tests.compilation import models, stateful
 from tests.compilation.graphs import stitch_eagerly, trace_and_split
 from tests.compilation.helpers import run
 
+from kerf_runtime.compilation.decorator import IntermediateTensors
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
 from kerf_runtime.compilation.plan import StitchPlan, build_plan, stitch, stitched_source
+from kerf_runtime.compilation.split import split_graph
+from kerf_runtime.compilation.trace import trace_forward
 from kerf_runtime.errors import CompileError
 
 
@@ -166,3 +169,70 @@ def test_a_plan_with_anything_in_place_of_any_value_is_read_and_stitched_or_refu
     except (ValueError, KeyError, TypeError, AttributeError):
         return
     compile(stitched_source(found), "<test>", "exec")
+
+
+def stitched_once(model, arguments):
+    """The stitched forward of a model without splitting ops, from a plan that was stored and read."""
+    traced = trace_forward(model, arguments)
+    split = split_graph(traced.module, frozenset())
+    prints = {piece.name: piece.name for piece in split.compilable}
+    plan = build_plan(traced, split, prints, tuple(arguments))
+    stored = StitchPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert stored == plan
+    return stitch_eagerly(stored, split, state_of(model))
+
+
+def ids(tokens):
+    return torch.arange(tokens)
+
+
+def test_an_argument_that_was_none_must_stay_none_and_need_not_be_given_at_the_end():
+    model = stateful.Optionals()
+    forward = stitched_once(model, {"input_ids": ids(8), "extra": ids(8), "bias": None})
+    for tokens in (8, 1, 3):
+        assert torch.equal(forward(ids(tokens), ids(tokens)), model(ids(tokens), ids(tokens)))
+    assert torch.equal(forward(ids(3), ids(3), None), model(ids(3), ids(3)))
+    with pytest.raises(CompileError, match="'bias' was None when the model was traced") as raised:
+        forward(ids(8), ids(8), ids(8))
+    assert "must stay None for the life of the model" in raised.value.hint
+
+
+def test_an_argument_that_was_a_tensor_must_stay_one():
+    model = stateful.Optionals()
+    forward = stitched_once(model, {"input_ids": ids(8), "extra": None, "bias": ids(8)})
+    assert torch.equal(forward(ids(2), None, ids(2)), model(ids(2), None, ids(2)))
+    with pytest.raises(CompileError, match="'bias' was a tensor when the model was traced"):
+        forward(ids(8), None, None)
+    with pytest.raises(CompileError, match="'extra' was None when the model was traced"):
+        forward(ids(8), ids(8), ids(8))
+
+
+def test_intermediate_tensors_are_taken_apart_by_the_stitched_forward():
+    model = stateful.TakesIntermediates()
+
+    def previous(tokens):
+        pair = {"hidden": torch.randn(tokens, 4), "residual": torch.randn(tokens, 4)}
+        return IntermediateTensors(pair)
+
+    forward = stitched_once(model, {"previous": previous(8)})
+    for tokens in (8, 1, 3):
+        given = previous(tokens)
+        assert torch.equal(forward(given), model(given))
+
+
+def test_two_dynamic_dimensions_of_one_argument_are_both_sizes():
+    model = stateful.TwoDynamicDims()
+    forward = stitched_once(model, {"table": torch.randn(6, 10)})
+    for shape in ((4, 9), (1, 3), (7, 2)):
+        table = torch.randn(shape)
+        assert torch.equal(forward(table), model(table))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"absent": ["nothing"]}, {"inputs": [["i0", {"kind": "state", "name": "x", "key": 1}]]}],
+)
+def test_a_stored_plan_with_absent_arguments_or_keys_that_are_none_is_refused(plan, change):
+    data = {**json.loads(json.dumps(plan.to_json())), **change}
+    with pytest.raises(ValueError, match=r"absent arguments|has no key"):
+        StitchPlan.from_json(data)

@@ -44,10 +44,15 @@ library.impl("chosen", lambda x: x + 1, "CPU")
 library.impl("chosen.other", lambda x, y: x + y, "CPU")
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 2, 3, 12, 30])
 def test_n_layers_give_n_splitting_and_n_plus_1_capturable_pieces(layers):
-    traced = trace(models.tiny(layers).model)
-    with compilation_counter.expect(pieces_seen=2 * layers + 1, capturable_pieces_seen=layers + 1):
+    with compilation_counter.expect(
+        dynamo_traces=1,
+        graphs_seen=1,
+        pieces_seen=2 * layers + 1,
+        capturable_pieces_seen=layers + 1,
+    ):
+        traced = trace(models.tiny(layers).model)
         split = split_graph(traced.module, resolve_splitting_ops(ATTENTION))
     assert [piece.is_splitting for piece in split.pieces] == [False, True] * layers + [False]
     assert len(split.compilable) == layers + 1
