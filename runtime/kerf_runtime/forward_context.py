@@ -7,8 +7,7 @@ heads, K key/value heads, D head size, N cache blocks, S tokens per block, M blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -68,12 +67,18 @@ def get_forward_context() -> ForwardContext:
     return _current
 
 
-@contextmanager
-def set_forward_context(context: ForwardContext) -> Iterator[None]:
+class set_forward_context:  # noqa: N801 - used as a function, in every step
     """Make ``context`` the current one for the block; contexts nest."""
-    global _current
-    previous, _current = _current, context
-    try:
-        yield
-    finally:
-        _current = previous
+
+    __slots__ = ("_context", "_previous")
+
+    def __init__(self, context: ForwardContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        global _current
+        self._previous, _current = _current, self._context
+
+    def __exit__(self, *_: object) -> None:
+        global _current
+        _current = self._previous

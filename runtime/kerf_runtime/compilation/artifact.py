@@ -125,6 +125,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
         raise CompileError(
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     inputs = {step.target: len(step.inputs) for step in plan.steps if step.kind == "piece"}
     pieces, sources = {}, {TRANSFORMED_CODE: stitched_source(plan)}
     graph = folder / _GRAPH / COMPUTATION_GRAPH
@@ -132,7 +133,9 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
         sources[COMPUTATION_GRAPH] = graph.read_text()
     for fingerprint in plan.piece_fingerprints:
         place = folder / _PIECES / fingerprint
-        pieces[fingerprint] = _load_piece(place, fingerprint, inputs[fingerprint])
+        pieces[fingerprint] = _load_piece(
+            place, fingerprint, inputs[fingerprint], recordable=on_cpu
+        )
         sources.update(_generated_code(place, fingerprint))
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return LoadedArtifact(plan, pieces, state, sources)
@@ -142,7 +145,9 @@ def _shape_folder(size: int | None) -> str:
     return "general" if size is None else f"size_{size}"
 
 
-def _load_piece(place: Path, fingerprint: str, num_inputs: int) -> PiecewiseBackend:
+def _load_piece(
+    place: Path, fingerprint: str, num_inputs: int, *, recordable: bool
+) -> PiecewiseBackend:
     try:
         data = json.loads((place / "piece.json").read_text())
         backend = backend_named(CompilerBackendName(data["backend"]))
@@ -162,7 +167,9 @@ def _load_piece(place: Path, fingerprint: str, num_inputs: int) -> PiecewiseBack
         compilation_counter.artifacts_loaded += 1
     general = calls.pop(None)
     static = {size: call for size, call in calls.items() if size is not None}
-    return PiecewiseBackend(general, fingerprint, static=static, tokens=tokens)
+    return PiecewiseBackend(
+        general, fingerprint, static=static, tokens=tokens, recordable=recordable
+    )
 
 
 def _generated_code(place: Path, fingerprint: str) -> dict[str, str]:

@@ -48,6 +48,7 @@ class PiecewiseBackend:
         static: number of tokens -> the piece compiled for exactly that many.
         tokens: where the number is; needed if ``static`` is not empty.
         fingerprint: identity of the piece's program.
+        recordable: whether an emulated static graph may have to record the call.
     """
 
     def __init__(
@@ -57,16 +58,23 @@ class PiecewiseBackend:
         *,
         static: Mapping[int, PieceCall] | None = None,
         tokens: TokenInput | None = None,
+        recordable: bool = True,
     ) -> None:
         self.fingerprint = fingerprint
         self._general = general
         self._static = dict(static or {})
         self._tokens = tokens
         self._first_run = True
+        self._recordable = recordable
         if self._static and tokens is None:
             raise CompileError(
                 f"piece {fingerprint} has static sizes, but no input that shows the number of tokens"
             )
+
+    @property
+    def direct(self) -> PieceCall | None:
+        """What may be called instead, with one list, if nothing is to be chosen or recorded here."""
+        return None if self._static or self._recordable else self._general
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         call = self._general

@@ -295,8 +295,13 @@ def _operator(qualified: str) -> Callable[..., Any]:
     return found
 
 
-def stitched_source(plan: StitchPlan) -> str:
-    """Readable Python source of the stitched forward; dead values are dropped as soon as possible."""
+def stitched_source(plan: StitchPlan, direct: frozenset[int] = frozenset()) -> str:
+    """Readable Python source of the stitched forward; dead values are dropped as soon as possible.
+
+    Args:
+        plan: the plan.
+        direct: indices of the steps that are called with one list of inputs.
+    """
     last_use: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
         for name in step.outputs:
@@ -316,7 +321,7 @@ def stitched_source(plan: StitchPlan) -> str:
             lines.append(f"    {name} = {tensor}.size({ref.dim})")
     for index, step in enumerate(plan.steps):
         args = ", ".join(bound.get(v, v) if k == "value" else repr(v) for k, v in step.inputs)
-        call = f"call_{index}({args})"
+        call = f"call_{index}([{args}])" if index in direct else f"call_{index}({args})"
         if step.outputs:
             # A piece returns a sequence; an operator with one result returns it bare.
             single = len(step.outputs) == 1 and step.kind == "piece"
@@ -365,7 +370,8 @@ def stitch(
 
     Args:
         plan: the plan.
-        pieces: step index -> callable that takes the step's inputs and returns a sequence of outputs.
+        pieces: step index -> callable that takes the step's inputs and returns a sequence of outputs;
+            what it says to call instead (``PiecewiseBackend.direct``) is called without it.
         state: qualified name -> parameter or buffer.
 
     Raises:
@@ -377,10 +383,14 @@ def stitch(
             if ref.name not in state:
                 raise CompileError(f"the plan needs parameter {ref.name!r}, which the model lacks")
             namespace[name] = state[ref.name]
+    direct = set()
     for index, step in enumerate(plan.steps):
-        namespace[f"call_{index}"] = (
-            pieces[index] if step.kind == "piece" else _operator(step.target)
-        )
-    exec(compile(stitched_source(plan), "<kerf stitched forward>", "exec"), namespace)
+        call = pieces[index] if step.kind == "piece" else _operator(step.target)
+        shortcut = getattr(call, "direct", None) if step.kind == "piece" else None
+        if shortcut is not None:
+            direct.add(index)
+        namespace[f"call_{index}"] = call if shortcut is None else shortcut
+    source = stitched_source(plan, frozenset(direct))
+    exec(compile(source, "<kerf stitched forward>", "exec"), namespace)
     forward: Callable[..., Tensor] = namespace["forward"]
     return forward

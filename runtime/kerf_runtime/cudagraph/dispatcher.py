@@ -37,6 +37,16 @@ def capture_plan(
     return plan
 
 
+class _Answer:
+    """A decision and how often it was given: a step must not pay for making and hashing one."""
+
+    __slots__ = ("count", "decision")
+
+    def __init__(self, decision: DispatchDecision) -> None:
+        self.decision = decision
+        self.count = 0
+
+
 class Dispatcher:
     """Chooses mode and padded size of each step.
 
@@ -50,7 +60,7 @@ class Dispatcher:
     ) -> None:
         self.mode = mode
         self._keys = frozenset(captured)
-        self.counts: Counter[tuple[CUDAGraphMode, int, DispatchReason]] = Counter()
+        self._answers: dict[tuple[int, bool], _Answer] = {}
         self._sizes = {
             (mode, uniform): PaddedSizes(
                 tuple(
@@ -63,9 +73,21 @@ class Dispatcher:
 
     def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
         """How to run a batch of ``num_tokens`` real tokens; counts the decision."""
-        decision = self._decide(num_tokens, uniform_decode)
-        self.counts[decision.mode, decision.descriptor.num_tokens, decision.reason] += 1
-        return decision
+        answer = self._answers.get((num_tokens, uniform_decode))
+        if answer is None:
+            answer = _Answer(self._decide(num_tokens, uniform_decode))
+            self._answers[num_tokens, uniform_decode] = answer
+        answer.count += 1
+        return answer.decision
+
+    @property
+    def counts(self) -> Counter[tuple[CUDAGraphMode, int, DispatchReason]]:
+        """Decisions by mode, padded size and reason."""
+        counts: Counter[tuple[CUDAGraphMode, int, DispatchReason]] = Counter()
+        for answer in self._answers.values():
+            decision = answer.decision
+            counts[decision.mode, decision.descriptor.num_tokens, decision.reason] += answer.count
+        return counts
 
     def _decide(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
         wanted = self.mode.decode_mode() if uniform_decode else self.mode.mixed_mode()

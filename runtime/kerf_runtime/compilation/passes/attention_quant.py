@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
 from kerf_runtime.compilation.passes.fusions import static_quant_patterns
 from kerf_runtime.compilation.passes.nodes import (
     auto_functionalized,

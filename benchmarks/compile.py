@@ -1,0 +1,144 @@
+"""Cold compile of a Llama-8B on a GPU: ``python -m benchmarks.compile [--output FILE]``.
+
+The weights are random.  Every run traces a new module (with the same weights) and compiles its distinct
+pieces for the general shape from an empty cache.  The first run is apart: it also imports the compiler
+and starts its processes.  ``KERF_COMPILE_WORKERS`` is set for each configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.dummy import LLAMA_8B, build
+
+from kerf_runtime.cli.bench_record import header, spread, spread_text
+from kerf_runtime.compilation.artifact import load_artifact, write_artifact
+from kerf_runtime.compilation.compiler import CompiledModel, CompileOptions, compile_model
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.compilation.workers import WORKERS_VARIABLE
+from kerf_runtime.config.compilation import ATTENTION_OPS
+from kerf_runtime.config.passes import PassConfig
+from kerf_runtime.forward_context import ForwardContext, set_forward_context
+
+RUNS = 5
+CONFIGURATIONS = (("worker processes", None), ("one process", "0"))
+PHASES = ("trace", "split", "inductor", "save", "load", "total")
+
+
+def run_once(config: Any, state: Any, device: torch.device) -> tuple[dict[str, float], int, int]:
+    """Seconds per phase of one cold compile, its peak of allocated bytes, and the artifact's size."""
+    model = build(config, device=device, state=state)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    began = time.perf_counter()
+    compiled: CompiledModel = compile_model(
+        model,
+        CompileOptions(ATTENTION_OPS, passes=PassConfig()),
+        device=device,
+        progress=lambda *_: None,
+    )
+    allocated = torch.cuda.max_memory_allocated() - before
+    seconds = dict(compiled.timings)
+    folder = Path(tempfile.mkdtemp()) / "artifact"
+    started = time.perf_counter()
+    write_artifact(folder, compiled.plan, compiled.pieces, compiled.graph_source)
+    seconds["save"] = time.perf_counter() - started
+    seconds["total"] = time.perf_counter() - began
+    started = time.perf_counter()
+    artifact = load_artifact(folder, model)
+    seconds["load"] = time.perf_counter() - started
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    _compare(artifact.forward, model, device)
+    shutil.rmtree(folder.parent)
+    return seconds, allocated, size
+
+
+@torch.inference_mode()
+def _compare(compiled: Any, eager: Any, device: torch.device) -> None:
+    """What was timed must also be right."""
+    ids = torch.arange(7, device=device)
+    with set_forward_context(ForwardContext()):
+        expected, actual = eager(ids, ids).float(), compiled(ids, ids).float()
+    error = float((expected - actual).norm() / expected.norm())
+    if not error < 0.02:
+        raise SystemExit(f"compiled and eager differ: relative error {error:.3g}")
+
+
+def record() -> dict[str, Any]:
+    """All configurations, alternating."""
+    device = torch.device("cuda")
+    result = header("benchmarks.compile")
+    result["machine"]["gpu"] = torch.cuda.get_device_name(0)
+    result["command"] = ["python", "-m", "benchmarks.compile"]
+    result["model"] = "Llama-8B shape, random weights, bfloat16"
+    state = dict(build(LLAMA_8B, device=device).named_parameters())
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in CONFIGURATIONS}
+    result["first"], result["allocatedBytes"] = {}, 0
+    before = compilation_counter.snapshot()
+    for number in range(RUNS + 1):
+        for name, workers in CONFIGURATIONS:
+            os.environ.pop(WORKERS_VARIABLE, None)
+            if workers is not None:
+                os.environ[WORKERS_VARIABLE] = workers
+            seconds, allocated, size = run_once(LLAMA_8B, state, device)
+            result["allocatedBytes"] = max(result["allocatedBytes"], allocated)
+            result["artifactBytes"] = size
+            print(number, name, {k: round(v, 2) for k, v in seconds.items()}, flush=True)
+            if number == 0:
+                result["first"][name] = seconds
+            else:
+                runs[name].append(seconds)
+    after = compilation_counter.snapshot()
+    compiled = after["inductor_compilations"] - before["inductor_compilations"]
+    result["compilationsPerRun"] = compiled / (RUNS + 1) / len(CONFIGURATIONS)
+    result["results"] = [
+        {
+            "configuration": name,
+            "seconds": {phase: spread([run[phase] for run in runs[name]]) for phase in PHASES},
+        }
+        for name, _ in CONFIGURATIONS
+    ]
+    return result
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """The record as a Markdown table."""
+    yield (
+        f"{result['compilationsPerRun']:g} compilations a run for the general shape; the artifact has "
+        f"{result['artifactBytes'] / 2**20:.2f} MiB. Device memory allocated while compiling: "
+        f"{result['allocatedBytes']} bytes. Seconds; *first* is the first run of the process, which also "
+        "imports the compiler."
+    )
+    yield ""
+    yield "| configuration | " + " | ".join(PHASES) + " |"
+    yield "|---" * (len(PHASES) + 1) + "|"
+    for row in result["results"]:
+        first = result["first"][row["configuration"]]
+        yield f"| {row['configuration']}, first | {' | '.join(f'{first[p]:.2f}' for p in PHASES)} |"
+        cells = [spread_text(row["seconds"][phase]) for phase in PHASES]
+        yield f"| {row['configuration']} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print, and write the record if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write the record there")
+    options = parser.parse_args()
+    result = record()
+    print("\n".join(table(result)))
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
