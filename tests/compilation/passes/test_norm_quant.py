@@ -218,6 +218,20 @@ def test_a_scale_that_is_computed_after_the_norm_is_waited_for() -> None:
     assert_same(result.outputs, model(tokens(4)))
 
 
+def test_a_scale_that_depends_on_the_sum_is_left_and_right() -> None:
+    """The fused operator would have to run before its own scale is known."""
+
+    def body(self: _Variant, x: Tensor) -> Any:
+        normed, total = kerf.fused_add_rms_norm(x, torch.sin(x), self.norms[0], EPS)
+        scale = total.float().abs().amax().reshape(1) / 100
+        return kerf.static_scaled_fp8_quant(normed, scale), total
+
+    model = _Variant(body)
+    result = run_passes(model, tokens(4))
+    assert result.matches == {}
+    assert_same(result.outputs, model(tokens(4)))
+
+
 def test_the_residual_that_only_the_next_layer_needs_may_be_unused() -> None:
     def body(self: _Variant, x: Tensor) -> Any:
         normed, _ = kerf.fused_add_rms_norm(x, x, self.norms[0], EPS)
