@@ -129,7 +129,8 @@ def _changed(effects: Any, item: Any) -> tuple[tuple[str, bool], ...]:
 
 def _path(source: str) -> str:
     """``L['self']._modules['layers']._modules['0']._buffers`` -> ``layers.0``."""
-    text = re.sub(r"^L\['\w+'\]\.?", "", source)
+    text = re.sub(r"^L\['(\w+)'\]", r"\1", source)
+    text = re.sub(r"^self\b\.?", "", text)
     text = re.sub(r"_modules\['([^']+)'\]", r"\1", text)
     return re.sub(r"\.?_(buffers|parameters|modules)$", "", text)
 
