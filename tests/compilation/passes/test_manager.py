@@ -166,7 +166,7 @@ class _Stop(Exception):  # noqa: N818 - says that nothing went wrong
     """Ends a compilation when the wrapper is written and before any kernel is compiled."""
 
 
-def _wrapper_of(model: nn.Module, x: torch.Tensor, manager: PassManager) -> str:
+def _wrapper_of(model: nn.Module, x: torch.Tensor, manager: PassManager, **options: Any) -> str:
     """The source of the wrapper that Inductor generates for ``model``."""
     sources: list[str] = []
 
@@ -178,7 +178,7 @@ def _wrapper_of(model: nn.Module, x: torch.Tensor, manager: PassManager) -> str:
     torch._dynamo.mark_dynamic(x, 0)
     compiled = torch.compile(model, backend="inductor", fullgraph=True)
     with (
-        config.patch({**inductor_options(manager), "fx_graph_cache": False}),
+        config.patch({**inductor_options(manager), **options, "fx_graph_cache": False}),
         pytest.MonkeyPatch.context() as patch,
         torch.no_grad(),
     ):
@@ -190,9 +190,10 @@ def _wrapper_of(model: nn.Module, x: torch.Tensor, manager: PassManager) -> str:
 
 
 def test_inductor_calls_attention_on_its_buffer_and_copies_nothing() -> None:
-    """One piece with attention inside: the wrapper allocates or reuses a buffer, and nothing else."""
+    """One piece with attention inside: the wrapper allocates a buffer, and nothing writes to it before."""
     manager = PassManager(ALL)
-    source = _wrapper_of(_Everything(2), tokens(6), manager)
+    # Without reuse every buffer has an allocation of its own to look at.
+    source = _wrapper_of(_Everything(2), tokens(6), manager, allow_buffer_reuse=False)
     assert {n: c for n, c in manager.matches.items() if n != "noop_elimination"} == {
         "norm_quant_fusion": 2,
         "activation_quant_fusion": 2,
@@ -206,11 +207,10 @@ def test_inductor_calls_attention_on_its_buffer_and_copies_nothing() -> None:
         assert isinstance(expression, ast.Call)
         (name,) = re.findall(r"buf\d+", ast.unparse(expression.args[3]))
         (origin,) = re.findall(rf"^ *{name} = (.*)$", source, flags=re.MULTILINE)
-        assert re.match(r"empty_strided_cpu\(.*float8_e4m3fn|reinterpret_tensor\(", origin), origin
+        assert re.match(r"empty_strided_cpu\(.*float8_e4m3fn\)$", origin), origin
         before_call = source[: source.index(call)]
         assert len(re.findall(rf"\b{name}\b", before_call)) == 1  # nothing was written to it
-    assert "clone" not in source
-    assert "copy_" not in source
+    assert not re.search(r"clone|(?<!_to_)copy_", source)
     assert "auto_functionalized" not in source
 
 
@@ -220,7 +220,12 @@ def test_generated_code_gives_the_results_of_the_unfused_model() -> None:
     x, manager = tokens(6, dtype=torch.float32), PassManager(ALL)
     torch._dynamo.reset()
     torch._dynamo.mark_dynamic(x, 0)
-    options = {**inductor_options(manager), "fx_graph_cache": False, "cpp.vec_isa_ok": True}
+    options = {
+        **inductor_options(manager),
+        "fx_graph_cache": False,
+        "cpp.vec_isa_ok": True,
+        "cpp_cache_precompile_headers": False,
+    }
     with config.patch(options), torch.no_grad():
         compiled = torch.compile(model, backend="inductor", fullgraph=True)
         assert_same(compiled(x), model(x))

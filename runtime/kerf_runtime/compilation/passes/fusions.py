@@ -2,6 +2,9 @@
 
 Both parts are found in either form, the custom operator or the ATen operators of its native function,
 in every combination.  The result that is quantised must be used by nothing else.
+
+Not found: a native norm without addition of a value that was converted from float32 just before, because
+Inductor drops the pair of conversions; and tensors of other than two dimensions.
 """
 
 from __future__ import annotations
