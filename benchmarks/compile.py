@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +74,19 @@ def _compare(compiled: Any, eager: Any, device: torch.device) -> None:
         raise SystemExit(f"compiled and eager differ: relative error {error:.3g}")
 
 
-def record() -> dict[str, Any]:
-    """All configurations, alternating."""
+def record(configurations: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
+    """The given configurations, alternating."""
     device = torch.device("cuda")
     result = header("benchmarks.compile")
     result["machine"]["gpu"] = torch.cuda.get_device_name(0)
     result["command"] = ["python", "-m", "benchmarks.compile"]
     result["model"] = "Llama-8B shape, random weights, bfloat16"
     state = dict(build(LLAMA_8B, device=device).named_parameters())
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in CONFIGURATIONS}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in configurations}
     result["first"], result["allocatedBytes"] = {}, 0
     before = compilation_counter.snapshot()
     for number in range(RUNS + 1):
-        for name, workers in CONFIGURATIONS:
+        for name, workers in configurations:
             os.environ.pop(WORKERS_VARIABLE, None)
             if workers is not None:
                 os.environ[WORKERS_VARIABLE] = workers
@@ -100,13 +100,13 @@ def record() -> dict[str, Any]:
                 runs[name].append(seconds)
     after = compilation_counter.snapshot()
     compiled = after["inductor_compilations"] - before["inductor_compilations"]
-    result["compilationsPerRun"] = compiled / (RUNS + 1) / len(CONFIGURATIONS)
+    result["compilationsPerRun"] = compiled / (RUNS + 1) / len(configurations)
     result["results"] = [
         {
             "configuration": name,
             "seconds": {phase: spread([run[phase] for run in runs[name]]) for phase in PHASES},
         }
-        for name, _ in CONFIGURATIONS
+        for name, _ in configurations
     ]
     return result
 
@@ -133,8 +133,9 @@ def main() -> None:
     """Measure, print, and write the record if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write the record there")
+    parser.add_argument("--workers-only", action="store_true", help="leave out the single process")
     options = parser.parse_args()
-    result = record()
+    result = record(CONFIGURATIONS[:1] if options.workers_only else CONFIGURATIONS)
     print("\n".join(table(result)))
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")

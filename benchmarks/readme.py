@@ -126,9 +126,51 @@ def _passes(record: dict[str, Any]) -> Iterator[str]:
         yield f"| {row['case']} | {row['rows']} | {' | '.join(cells)} |"
 
 
+def _attention(record: dict[str, Any]) -> Iterator[str]:
+    limit = record["readLimit"] / 1e12
+    yield (
+        f"On {record['machine']['gpu']}. Decode reads every key and value once; the card reads {limit:.2f} TB/s. "
+        "Above 100 % the kernel read faster than the plain read that gave the limit."
+    )
+    yield ""
+    yield "| decode: batch | cached tokens each | us | TB/s | of the limit |"
+    yield "|---|---|---|---|---|"
+    for row in record["decode"]:
+        yield (
+            f"| {row['batch']} | {row['length']} | {spread_text(row['seconds'], 1e6, 1)} | "
+            f"{row['bytesPerSecond'] / 1e12:.2f} | {row['ofReadLimit']:.0%} |"
+        )
+    yield ""
+    yield "| prefill: tokens | us | TFLOP/s | PyTorch flash attention, us | TFLOP/s | ratio of rates |"
+    yield "|---|---|---|---|---|---|"
+    for row in record["prefill"]:
+        yield (
+            f"| {row['length']} | {spread_text(row['seconds'], 1e6, 1)} | {row['flopsPerSecond'] / 1e12:.0f} | "
+            f"{spread_text(row['flashSeconds'], 1e6, 1)} | {row['flashFlopsPerSecond'] / 1e12:.0f} | "
+            f"{row['ofFlash']:.2f} |"
+        )
+
+
+def _capture(record: dict[str, Any]) -> Iterator[str]:
+    cost = record["capture"]
+    yield (
+        f"On {record['machine']['gpu']}: {cost['graphs']} graphs of {cost['nodes']} nodes together in "
+        f"{cost['seconds']:.2f} s, of which {cost['recordingSeconds']:.2f} s recording, and "
+        f"{cost['bytes'] / 2**20:.0f} MiB; {cost['secondsPerNode'] * 1e6:.1f} us and "
+        f"{cost['bytesPerNode'] / 1024:.1f} KiB per node."
+    )
+    yield ""
+    yield "| batch | mode | decode forward, ms |"
+    yield "|---|---|---|"
+    for row in record["steps"]:
+        yield f"| {row['batch']} | {row['mode']} | {spread_text(row['seconds'], 1e3)} |"
+
+
 _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "kerf bench latency": _latency,
     "kerf bench startup": _startup,
+    "benchmarks.attention": _attention,
+    "benchmarks.capture": _capture,
     "benchmarks.passes": _passes,
 }
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -41,3 +43,36 @@ def test_attention_on_the_cpu_does_not_import_triton() -> None:
         "assert 'triton' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=HERE.parents[1])
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.sampled_from([4, 78, 108, 132, 144]))
+def test_parts_fill_the_device_and_fit_the_workspace(
+    sequences: int, kv_heads: int, multiprocessors: int
+) -> None:
+    from kerf_runtime.ops.attention_triton import MAX_SPLITS, choose_splits
+
+    splits = choose_splits(sequences, kv_heads, multiprocessors)
+    programs = sequences * kv_heads * splits
+    assert 1 <= splits <= MAX_SPLITS
+    assert splits & (splits - 1) == 0
+    assert programs >= 2 * multiprocessors or splits == MAX_SPLITS
+    assert splits == 1 or programs <= 8 * multiprocessors
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", range(1, 17))
+def test_tiles_hold_a_group_and_fit_shared_memory(
+    group: int, head_size: int, itemsize: int
+) -> None:
+    """Queries and two tiles of keys and of values within the 227 KiB that a block may use."""
+    from kerf_runtime.ops.attention_triton import decode_tiles, mixed_tiles
+
+    for tiles in (
+        decode_tiles(group, head_size, itemsize),
+        mixed_tiles(group, head_size, itemsize, long=True),
+        mixed_tiles(group, head_size, itemsize, long=False),
+    ):
+        assert tiles.rows >= group
+        padded = 1 << (head_size - 1).bit_length()
+        assert (tiles.rows + 2 * 2 * tiles.keys) * padded * itemsize <= 227 * 1024

@@ -2,7 +2,7 @@
 
 Nothing here waits for the device or reads from it: every choice is made from shapes and from the plain
 numbers in the metadata, and grids depend on the padded batch alone, so the launches can be recorded.
-Each model needs three compiled kernels (decode, long queries, short queries) and the store.  Its first
+Each model needs three compiled kernels (decode, long prompts, other batches) and the store.  Its first
 call compiles and loads them all, so that no step after start-up ever does.  Later calls hand addresses
 to the compiled kernels: binding fifty arguments anew each time is most of what a launch costs.
 """
@@ -28,8 +28,8 @@ FP8_MAX = 448.0
 MAX_SPLITS = 32
 MIN_KEYS = 64
 """A part of a sequence has at least this many keys: below, combining costs more than it brings."""
-_SHORT_QUERIES = 16
-"""Batches whose sequences have at most this many new tokens use smaller tiles."""
+_LONG_QUERIES = 1024
+"""Batches in which a sequence has more new tokens than this use larger tiles."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -53,15 +53,16 @@ def decode_tiles(group: int, head_size: int, itemsize: int) -> Tiles:
     return Tiles(rows, 64, 3, 4)
 
 
-def mixed_tiles(group: int, head_size: int, itemsize: int, *, short: bool) -> Tiles:
-    """Tiles of the mixed kernel; a tile of rows holds ``rows // group`` tokens."""
+def mixed_tiles(group: int, head_size: int, itemsize: int, *, long: bool) -> Tiles:
+    """Tiles of the mixed kernel; a tile of rows holds ``rows // group`` tokens.
+
+    Large tiles read keys less often; small ones give short batches enough programs to fill the device.
+    """
     if itemsize == 4:
-        return Tiles(16 if short else 32, 32, 1, 4)
-    if short:
-        return Tiles(max(16, _power_of_two(group)), 64, 2, 4)
+        return Tiles(32, 32, 1, 4)
     if head_size > 128:
         return Tiles(64, 32, 2, 4)
-    return Tiles(256, 64, 5, 8)
+    return Tiles(256, 64, 5, 8) if long else Tiles(64, 64, 3, 4)
 
 
 def paged_attention(
@@ -151,15 +152,56 @@ class _Kernel:
 
 
 @dataclass(frozen=True)
+class _Workspace:
+    """Where parts of sequences meet, at addresses that recorded graphs may keep.
+
+    Launches follow one another on one stream, so one workspace serves them all.  It is bounded, because
+    sequences are split only while there are fewer of them than programs that the device can run.
+
+    Attributes:
+        parts: that it holds, of all sequences and key heads together.
+        partial: float32, weighted values.
+        statistics: float32, maxima and sums.
+        arrivals: int32, zero between launches.
+    """
+
+    parts: int
+    partial: Tensor
+    statistics: Tensor
+    arrivals: Tensor
+
+    @classmethod
+    def allocate(cls, device: torch.device, rows: int, padded_size: int) -> _Workspace:
+        """For parts of ``rows`` query rows and ``padded_size`` numbers per row.
+
+        Raises:
+            CaptureError: a graph is being captured; memory cannot be cleared now.
+        """
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                "attention runs for the first time during a capture",
+                hint="Run the batch once without a graph before capturing it",
+            )
+        parts = 8 * _multiprocessors(device)
+        # Outside any inference mode, so that later launches may write to it in every mode.
+        with torch.inference_mode(False):
+            return cls(
+                parts,
+                torch.empty(parts * rows * padded_size, dtype=torch.float32, device=device),
+                torch.empty(parts * rows * 2, dtype=torch.float32, device=device),
+                torch.zeros(parts, dtype=torch.int32, device=device),
+            )
+
+
+@dataclass(frozen=True)
 class _Kernels:
     """All kernels of a model's attention, and the numbers that launching them takes."""
 
     decode: _Kernel
     store: _Kernel
     long: _Kernel
-    short: _Kernel
-    rows: int
-    """Query rows of a tile of the decode kernel, G rounded up."""
+    other: _Kernel
+    workspace: _Workspace
 
 
 _ready: dict[tuple[Any, ...], _Kernels] = {}
@@ -206,7 +248,7 @@ def _kernels_for(
 
     tiles = decode_tiles(group, size, q.element_size())
     caches = (key_cache, value_cache)
-    scratch = torch.empty(1, dtype=torch.float32, device=q.device)
+    workspace = _Workspace.allocate(q.device, tiles.rows, shared["D_PAD"])
     decode = _Kernel(
         decode_kernel,
         strides,
@@ -220,7 +262,7 @@ def _kernels_for(
     ).ready(
         (
             *(q, k, v, output, scale, *caches, metadata.block_table, metadata.seq_lens),
-            *(metadata.slot_mapping, scratch, scratch, _arrivals(q.device, 1)),
+            *(metadata.slot_mapping, workspace.partial, workspace.statistics, workspace.arrivals),
         ),
         (metadata.block_table.stride(0), 1, 1.0),
     )
@@ -237,8 +279,8 @@ def _kernels_for(
         4,
     ).ready((k, v, output, *caches, metadata.slot_mapping), ())
     mixed = []
-    for short in (False, True):
-        tiles_of = mixed_tiles(group, size, q.element_size(), short=short)
+    for long in (True, False):
+        tiles_of = mixed_tiles(group, size, q.element_size(), long=long)
         kernel = _Kernel(
             mixed_kernel,
             strides[:2] + strides[-2:],
@@ -249,7 +291,7 @@ def _kernels_for(
         mixed.append(
             kernel.ready((*tensors, metadata.seq_lens), (metadata.block_table.stride(0), 1, 1.0))
         )
-    _ready[key] = _Kernels(decode, store, mixed[0], mixed[1], tiles.rows)
+    _ready[key] = _Kernels(decode, store, mixed[0], mixed[1], workspace)
     return _ready[key]
 
 
@@ -266,14 +308,9 @@ def _decode(
 ) -> None:
     sequences, _, size = q.shape
     kv_heads = key_cache.shape[2]
+    workspace = kernels.workspace
     splits = choose_splits(sequences, kv_heads, _multiprocessors(q.device))
-    pairs = sequences * kv_heads
-    partial = statistics = arrivals = _arrivals(q.device, pairs)
-    if splits > 1:
-        rows = pairs * splits * kernels.rows
-        padded = kernels.decode.constants["D_PAD"]
-        partial = torch.empty(rows * padded, dtype=torch.float32, device=q.device)
-        statistics = torch.empty(rows * 2, dtype=torch.float32, device=q.device)
+    splits = min(splits, max(1, workspace.parts // (sequences * kv_heads)))
     kernels.decode.launch(
         (kv_heads, splits, sequences),
         (
@@ -287,9 +324,9 @@ def _decode(
             metadata.block_table,
             metadata.seq_lens,
             metadata.slot_mapping,
-            partial,
-            statistics,
-            arrivals,
+            workspace.partial,
+            workspace.statistics,
+            workspace.arrivals,
         ),
         metadata.block_table.stride(0),
         splits,
@@ -312,8 +349,8 @@ def _mixed(
     sequences = metadata.seq_lens.shape[0]
     caches = (key_cache, value_cache)
     kernels.store.launch((tokens, 1, 1), (k, v, output, *caches, metadata.slot_mapping))
-    short = 0 < metadata.max_query_len <= _SHORT_QUERIES
-    kernel = kernels.short if short else kernels.long
+    other = 0 < metadata.max_query_len <= _LONG_QUERIES
+    kernel = kernels.other if other else kernels.long
     kernel.launch(
         (key_cache.shape[2], tokens // kernel.constants["QUERIES"] + sequences, 1),
         (
@@ -336,7 +373,6 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-_counters: dict[torch.device, list[Tensor]] = {}
 _cores: dict[torch.device, int] = {}
 
 
@@ -348,26 +384,3 @@ def _multiprocessors(device: torch.device) -> int:
         )
         _cores[device] = properties.multi_processor_count if properties else 4
     return _cores[device]
-
-
-def _arrivals(device: torch.device, count: int) -> Tensor:
-    """Counters that are zero between launches, at an address that recorded graphs may keep.
-
-    Grown by adding a larger tensor; earlier ones stay alive, because graphs may use them.
-
-    Raises:
-        CaptureError: they would have to grow during a capture, which cannot clear memory now.
-    """
-    tensors = _counters.setdefault(device, [])
-    if not tensors or tensors[-1].numel() < count:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise CaptureError(
-                f"attention's counters for {count} pairs of sequence and head do not exist yet",
-                hint="Run the batch once without a graph before capturing it",
-            )
-        # Outside any inference mode, so that later launches may write to it in every mode.
-        with torch.inference_mode(False):
-            tensors.append(
-                torch.zeros(max(4096, _power_of_two(count)), dtype=torch.int32, device=device)
-            )
-    return tensors[-1]
