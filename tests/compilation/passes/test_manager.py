@@ -162,6 +162,9 @@ def test_nothing_is_written_without_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+_QUICK = {"fx_graph_cache": False, "cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}
+
+
 class _Stop(Exception):  # noqa: N818 - says that nothing went wrong
     """Ends a compilation when the wrapper is written and before any kernel is compiled."""
 
@@ -178,7 +181,7 @@ def _wrapper_of(model: nn.Module, x: torch.Tensor, manager: PassManager, **optio
     torch._dynamo.mark_dynamic(x, 0)
     compiled = torch.compile(model, backend="inductor", fullgraph=True)
     with (
-        config.patch({**inductor_options(manager), **options, "fx_graph_cache": False}),
+        config.patch({**inductor_options(manager), **options, **_QUICK}),
         pytest.MonkeyPatch.context() as patch,
         torch.no_grad(),
     ):
@@ -220,13 +223,7 @@ def test_generated_code_gives_the_results_of_the_unfused_model() -> None:
     x, manager = tokens(6, dtype=torch.float32), PassManager(ALL)
     torch._dynamo.reset()
     torch._dynamo.mark_dynamic(x, 0)
-    options = {
-        **inductor_options(manager),
-        "fx_graph_cache": False,
-        "cpp.vec_isa_ok": True,
-        "cpp_cache_precompile_headers": False,
-    }
-    with config.patch(options), torch.no_grad():
+    with config.patch({**inductor_options(manager), **_QUICK}), torch.no_grad():
         compiled = torch.compile(model, backend="inductor", fullgraph=True)
         assert_same(compiled(x), model(x))
         assert manager.matches["norm_quant_fusion"] == 1
