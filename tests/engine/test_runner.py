@@ -126,3 +126,77 @@ def test_a_dummy_batch_is_valid(size: int, uniform: bool) -> None:
     assert int(lengths.sum()) == size
     assert bool((metadata.seq_lens >= lengths).all())
     assert not uniform or set(lengths.tolist()) == {1}
+
+
+def test_between_pieces_a_padded_decode_batch_is_still_a_decode_batch() -> None:
+    batch = scheduled(5, 2, decoded=1)
+    descriptor = BatchDescriptor(8, False)
+    piecewise = DispatchDecision(CUDAGraphMode.PIECEWISE, descriptor, DispatchReason.PADDED)
+    full = DispatchDecision(CUDAGraphMode.FULL, descriptor, DispatchReason.PADDED)
+    runner = make_runner()
+    metadata = runner.prepare(batch, piecewise)[2].attention
+    assert metadata is not None
+    assert metadata.uniform_decode
+    assert metadata.query_start.tolist() == list(range(9))
+    assert metadata.seq_lens.tolist() == [6, 3, 0, 0, 0, 0, 0, 0]
+    # Inside a graph it is what was recorded: a batch of any kind.
+    metadata = runner.prepare(batch, full)[2].attention
+    assert metadata is not None
+    assert not metadata.uniform_decode
+    assert metadata.query_start.tolist() == [0, 1, 2, 2, 2]
+
+
+def test_the_most_new_tokens_of_a_sequence_are_known_on_the_host() -> None:
+    runner = make_runner()
+    for batch, most in ((scheduled(5, 2), 5), (scheduled(5, 2, decoded=1), 1)):
+        metadata = runner.prepare(batch, decision(8, uniform=most == 1))[2].attention
+        assert metadata is not None
+        assert metadata.max_query_len == most
+
+
+def test_rows_of_the_block_table_are_sent_only_when_they_changed() -> None:
+    runner = make_runner()
+    scheduler = Scheduler(LIMITS)
+    for number, length in enumerate((5, 3)):
+        params = SamplingParams(max_tokens=20)
+        prompt = list(range(10, 10 + length))
+        scheduler.add(str(number), prompt, params, eos_token_ids=(), seed=0, arrived=0.0)
+    sent = []
+    view = runner._block_table.view
+
+    def watch(rows: int, first: int = 0, last: int | None = None) -> torch.Tensor:
+        sent.append(range(first, rows if last is None else last))
+        return view(rows, first, last)
+
+    runner._block_table.view = watch  # type: ignore[method-assign]
+    tables = []
+    for _ in range(7):
+        batch = scheduler.schedule()
+        assert batch is not None
+        size = batch.num_tokens
+        metadata = runner.prepare(batch, decision(size, uniform=batch.uniform_decode))[2].attention
+        assert metadata is not None
+        tables.append(
+            [
+                metadata.block_table[row, : len(item.request.blocks)].tolist()
+                == item.request.blocks
+                for row, item in enumerate(batch.items)
+            ]
+        )
+        scheduler.complete(batch, [7] * sum(item.samples for item in batch.items))
+    assert all(all(rows) for rows in tables)
+    # Blocks of four tokens: the first sequence needs a new one for its 9th token, the second for its 5th
+    # and 9th.
+    assert [list(rows) for rows in sent] == [[0, 1], [], [1], [], [0], [], [1]]
+
+
+def test_a_row_that_another_request_takes_over_is_written_anew() -> None:
+    runner = make_runner()
+    first = scheduled(9)
+    second = scheduled(6, 2)
+    for batch in (first, second, first):
+        metadata = runner.prepare(batch, decision(12, uniform=False))[2].attention
+        assert metadata is not None
+        for row, item in enumerate(batch.items):
+            blocks = item.request.blocks
+            assert metadata.block_table[row, : len(blocks)].tolist() == blocks
