@@ -105,7 +105,8 @@ def compile_model(
         timings[phase] = now - clock
         clock = now
 
-    with CompileWorkers(options.backend, _workers(device)) as workers:
+    count = worker_count(os.environ.get(WORKERS_VARIABLE))
+    with CompileWorkers(options.backend, count) as workers:
         progress("trace", "one Dynamo trace", None)
         arguments = _example_arguments(device)
         traced = trace_forward(model, arguments, static_graphs=options.static_graphs)
@@ -131,14 +132,6 @@ def compile_model(
         pieces = _compile_pieces(workers, distinct, own, options, progress)
         lap(options.backend)
     return CompiledModel(plan, pieces, traced.sources, timings, split_source(split))
-
-
-def _workers(device: torch.device) -> int:
-    """Worker processes for a model on ``device``; C++ kernels use all cores without any."""
-    requested = os.environ.get(WORKERS_VARIABLE)
-    if device.type == "cpu" and requested is None:
-        return 0
-    return worker_count(len(os.sched_getaffinity(0)), requested)
 
 
 def _compile_pieces(

@@ -115,7 +115,8 @@ def load_source(source: str, identity: str) -> tuple[Callable[..., Any], int]:
     """
     tree, arguments = parse_source(source)
     scope = dict(_NAMES)
-    exec(compile(tree, f"<kerf piece {identity}>", "exec"), scope)
+    # Without the future imports of this module: annotations stay what the source says.
+    exec(compile(tree, f"<kerf piece {identity}>", "exec", dont_inherit=True), scope)
     forward: Callable[..., Any] = scope["forward"]
     return forward, arguments
 

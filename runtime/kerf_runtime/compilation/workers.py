@@ -1,21 +1,22 @@
 """Worker processes that compile pieces side by side.
 
-Generating code for a piece is seconds of Python in one thread, so distinct pieces and static sizes are
-spread over processes.  A worker needs seconds to import the compiler: start the pool before the trace,
-and it is ready when the trace is.  On machines with few cores one process is faster, and none are made.
+Generating code for a piece is seconds of Python in one thread, so distinct pieces and static sizes can be
+spread over processes.  Importing the compiler takes longer than that: one process imports it while the
+model is traced, and the workers are forked from it.  Off unless asked for (``WORKERS_VARIABLE``).
 """
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-import torch
 from torch import fx
 
 from kerf_runtime.compilation.backends import CompiledArtifact, CompileRequest, backend_named
@@ -32,31 +33,29 @@ __all__ = ["WORKERS_VARIABLE", "CompileWorkers", "worker_count"]
 WORKERS_VARIABLE = "KERF_COMPILE_WORKERS"
 """Number of worker processes, for diagnosis; 0 compiles in one process."""
 
-_CORES_PER_WORKER = 4
-"""Inductor has helper processes of its own for kernels; fewer cores than this gain nothing."""
-_MOST_WORKERS = 8
+_MOST_WORKERS = 64
+_PRELOAD = "kerf_runtime.compilation.preload"
+_WARM_POOL = "TORCH_WARM_POOL"
 
 
-def worker_count(cores: int, requested: str | None = None) -> int:
+def worker_count(requested: str | None) -> int:
     """How many worker processes to use; 0 means to compile in this process.
 
     Args:
-        cores: that this process may use.
         requested: value of ``WORKERS_VARIABLE``, if it is set.
 
     Raises:
-        ConfigError: ``requested`` is no number from 0 to 64.
+        ConfigError: it is no number from 0 to 64.
     """
-    if requested is not None:
-        if not requested.isdecimal() or int(requested) > 64:
-            raise ConfigError(
-                f"{requested!r} is no number of worker processes",
-                where=WORKERS_VARIABLE,
-                hint="Write a number from 0 to 64, or leave it unset",
-            )
-        return int(requested)
-    workers = min(cores // _CORES_PER_WORKER, _MOST_WORKERS)
-    return workers if workers > 1 else 0
+    if requested is None:
+        return 0
+    if not requested.isascii() or not requested.isdecimal() or int(requested) > _MOST_WORKERS:
+        raise ConfigError(
+            f"{requested!r} is no number of worker processes",
+            where=WORKERS_VARIABLE,
+            hint=f"Write a number from 0 to {_MOST_WORKERS}, or leave it unset",
+        )
+    return int(requested)
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,15 @@ class CompileWorkers:
         self._backend = backend
         self._pool: ProcessPoolExecutor | None = None
         if count:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=context)
-            for _ in range(count):
-                self._pool.submit(_import_compiler, backend)
+            threads = max(1, len(os.sched_getaffinity(0)) // count)
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([_PRELOAD])
+            self._pool = ProcessPoolExecutor(
+                count, mp_context=context, initializer=_start, initargs=(backend, threads)
+            )
+            with _no_pool_of_its_own():
+                for _ in range(count):
+                    self._pool.submit(_nothing)
 
     def __enter__(self) -> CompileWorkers:
         return self
@@ -126,11 +130,27 @@ def _plain(request: CompileRequest) -> tuple[PieceProgram, CompileRequest]:
     return program, replace(request, module=fx.GraphModule({}, fx.Graph()), example_values=())
 
 
-def _import_compiler(backend: str) -> None:
-    """Import everything that the first compilation needs, and initialise the device."""
-    backend_named(backend).check({})
-    if torch.cuda.is_available():
-        torch.cuda.init()
+@contextmanager
+def _no_pool_of_its_own() -> Iterator[None]:
+    """The process that imports the compiler must not start Inductor's helpers: it is there to fork."""
+    before = os.environ.get(_WARM_POOL)
+    os.environ[_WARM_POOL] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WARM_POOL]
+        else:
+            os.environ[_WARM_POOL] = before
+
+
+def _nothing() -> None:
+    """Makes the executor start a worker now."""
+
+
+def _start(backend: str, threads: int) -> None:
+    """Set up a forked worker."""
+    backend_named(backend).prepare_worker(threads)
 
 
 def _compile(name: str, program: PieceProgram, rest: CompileRequest) -> _Outcome:

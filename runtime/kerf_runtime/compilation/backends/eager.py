@@ -39,6 +39,9 @@ class EagerBackend:
                 hint="Remove inductorConfig, or set compilation.backend to inductor",
             )
 
+    def prepare_worker(self, threads: int) -> None:
+        """Nothing to set up."""
+
     def session(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 

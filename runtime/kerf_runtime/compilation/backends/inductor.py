@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.backends.interface import (
     CompiledArtifact,
     CompileRequest,
@@ -175,6 +174,14 @@ class InductorBackend:
         check_torch_version()
         validate_options(options)
 
+    def prepare_worker(self, threads: int) -> None:
+        """Kernels are compiled by forked helpers; the device must be known before they are."""
+        from torch._inductor import config
+
+        config.compile_threads, config.worker_start_method = threads, "fork"
+        if torch.cuda.is_available():
+            torch.cuda.init()
+
     def session(self) -> AbstractContextManager[None]:
         """A private, empty Inductor cache."""
         return inductor_session()
@@ -244,6 +251,8 @@ def _patched(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
 def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str, Any]) -> str:
     """The wrapper's source; its kernels are compiled and in Inductor's in-process caches."""
     from torch._inductor import standalone_compile
+
+    from kerf_runtime.compilation.assumptions import check_assumptions
 
     general = request.tokens is None
     fake_mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))

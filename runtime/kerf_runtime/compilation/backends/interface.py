@@ -67,6 +67,10 @@ class CompilerBackend(Protocol):
         """
         ...
 
+    def prepare_worker(self, threads: int) -> None:
+        """Set up a process that only compiles and may use ``threads`` processes of its own."""
+        ...
+
     def session(self) -> AbstractContextManager[None]:
         """What must be set up around compilations."""
         ...
