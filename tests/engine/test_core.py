@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 from pathlib import Path
@@ -124,6 +125,60 @@ def test_a_seed_gives_the_same_answer_alone_and_in_any_company(
     assert run(compiled, [request, *others])["x"] == alone
 
 
+def test_every_parameter_gives_the_same_answer_alone_and_in_any_company(
+    eager: EngineCore, tiny_prompts: list[list[int]]
+) -> None:
+    params = SamplingParams(
+        max_tokens=16,
+        temperature=0.9,
+        min_p=0.02,
+        seed=7,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+        logit_bias=((5, 2.0), (6, -100.0)),
+        min_tokens=8,
+        ignore_eos=True,
+    )
+    request = AddRequest("x", tiny_prompts[3], params)
+    other = SamplingParams(max_tokens=16, temperature=1.3, frequency_penalty=1.0, ignore_eos=True)
+    others = [AddRequest(str(i), prompt, other) for i, prompt in enumerate(tiny_prompts[:4])]
+    alone = run(eager, [request])["x"]
+    assert run(eager, [*others, request])["x"] == alone
+    assert 6 not in alone
+
+
+def test_no_answer_ends_before_min_tokens(
+    eager: EngineCore, tiny_prompts: list[list[int]], tiny_answers: list[list[int]]
+) -> None:
+    stop = tuple(set(tiny_answers[4]))
+    short = SamplingParams(max_tokens=16, stop_token_ids=stop, ignore_eos=True)
+    longer = SamplingParams(max_tokens=16, stop_token_ids=stop, ignore_eos=True, min_tokens=6)
+    assert len(generate(eager, [tiny_prompts[4]], short)[0]) == 1
+    answer = generate(eager, [tiny_prompts[4]], longer)[0]
+    assert len(answer) >= 6
+    assert not set(answer[:5]) & set(stop)
+
+
+def test_log_probabilities_come_with_the_tokens_of_those_who_asked(
+    eager: EngineCore, tiny_prompts: list[list[int]]
+) -> None:
+    asked = SamplingParams(max_tokens=4, logprobs=2, ignore_eos=True)
+    bare = SamplingParams(max_tokens=4, ignore_eos=True)
+    eager.add(AddRequest("asked", tiny_prompts[0], asked))
+    eager.add(AddRequest("bare", tiny_prompts[1], bare))
+    found: dict[str, list[object]] = {"asked": [], "bare": []}
+    while eager.has_work:
+        for output in eager.step():
+            found[output.request_id].append(output.logprobs)
+            if output.logprobs is not None:
+                (entry,) = output.logprobs
+                assert entry.top[0] == (output.token_ids[0], entry.logprob)
+                assert len(entry.top) == 2
+    assert found["bare"] == [None] * 4
+    assert None not in found["asked"]
+
+
 def test_without_a_seed_answers_differ(eager: EngineCore) -> None:
     params = SamplingParams(max_tokens=16, temperature=2.0, ignore_eos=True)
     first, second = generate(eager, [[1, 2, 3]] * 2, params)
@@ -209,9 +264,12 @@ def test_the_numbers_add_up(tiny_path: Path, tiny_prompts: list[list[int]]) -> N
     assert stats["requests_finished"] == {"length": len(tiny_prompts)}
     steps = sum(row[-1] for row in stats["dispatch"])
     assert steps == sum(sum(h["counts"]) for h in stats["step_seconds"].values())
-    rows = sum(size * count for _, size, _, count in stats["dispatch"])
+    assert steps == sum(count for _, count in stats["batches"])
+    rows = sum(size * count for mode, size, _, count in stats["dispatch"] if mode == "FULL")
+    assert rows == stats["scheduled_tokens"]["FULL"] + stats["padding_tokens"]["FULL"]
     scheduled = sum(stats["scheduled_tokens"].values())
-    assert rows == scheduled + sum(stats["padding_tokens"].values())
+    # No batch is large enough to be counted under another number than its own.
+    assert scheduled == sum(tokens * count for tokens, count in stats["batches"])
     # The last token of an answer is never computed.
     assert scheduled == stats["prompt_tokens"] + stats["generation_tokens"] - len(tiny_prompts)
     assert sum(stats["queue_seconds"]["counts"]) == len(tiny_prompts)
@@ -248,9 +306,12 @@ def test_a_dump_shows_the_configuration_in_force_and_the_code_that_runs(
     assert len([name for name in names if name.startswith("piece_")]) == 3
     resolution = json.loads((tmp_path / "dump" / "resolution.json").read_text())
     assert resolution["effective"]["mode"] == "PIECEWISE"
-    forward = (tmp_path / "dump" / "forward.py").read_text()
+    forward = (tmp_path / "dump" / "transformed_code.py").read_text()
     assert forward.count("kerf::attention") == 3
-    compile(forward, "forward.py", "exec")
+    compile(forward, "transformed_code.py", "exec")
+    graph = ast.parse((tmp_path / "dump" / "computation_graph.py").read_text())
+    calls = [ast.unparse(node.func) for node in ast.walk(graph) if isinstance(node, ast.Call)]
+    assert calls.count("torch.ops.kerf.attention") == 3
 
 
 def test_a_dump_that_cannot_be_written_is_refused(tiny_path: Path, tmp_path: Path) -> None:

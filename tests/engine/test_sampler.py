@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kerf_runtime.engine.messages import SamplingParams
-from kerf_runtime.engine.sampler import SampleRow, sample, uniform
+from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
+from kerf_runtime.engine.sampler import sample
+from kerf_runtime.engine.seeds import uniform
 
 
 def row(seed: int = 0, step: int = 0, **params: float) -> SampleRow:
@@ -79,40 +81,105 @@ def test_the_same_seed_gives_the_same_tokens_and_another_gives_others() -> None:
     assert run(1) != run(2)
 
 
+def test_min_p_drops_what_is_unlikely_beside_the_likeliest() -> None:
+    logits = [math.log(share) for share in (0.5, 0.3, 0.15, 0.05)]
+    found = draw(logits, temperature=1.0, min_p=0.5)
+    assert found == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+
+
+def test_min_p_of_one_keeps_the_likeliest() -> None:
+    assert draw([1.0, 2.0, 0.0], temperature=1.0, min_p=1.0) == [0.0, 1.0, 0.0]
+
+
+VOCAB = 60
 _PARAMS = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
         "top_k": st.sampled_from([0, 1, 5, 400]),
         "top_p": st.sampled_from([0.1, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.4]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 1.5, -2.0]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.7]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3, 0.8]),
+        "logit_bias": st.sampled_from([(), ((3, 5.0), (7, -100.0)), ((0, 100.0),)]),
+        "min_tokens": st.sampled_from([0, 4]),
     }
+)
+_TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)
+_ROWS = st.lists(
+    st.tuples(_PARAMS, _TOKENS, _TOKENS, st.frozensets(st.integers(0, 9), max_size=3)),
+    min_size=1,
+    max_size=6,
 )
 
 
+def drawn(case: tuple, seed: int) -> SampleRow:  # type: ignore[type-arg]
+    params, prompt, answer, ends = case
+    history = TokenHistory(prompt).follow([*prompt, *answer])
+    return SampleRow(
+        SamplingParams(max_tokens=99, **params), seed, len(answer), history, stop_ids=ends
+    )
+
+
+def plain_sample(logits: list[float], row: SampleRow, prompt: list[int], answer: list[int]) -> int:
+    """One row, one token, in plain Python: what every parameter means."""
+    params, values = row.params, list(logits)
+    for token in {*prompt, *answer}:
+        value, penalty = values[token], params.repetition_penalty
+        values[token] = value / penalty if value > 0 else value * penalty
+    for token in set(answer):
+        count = answer.count(token)
+        values[token] -= params.presence_penalty + params.frequency_penalty * count
+    for token, bias in params.logit_bias:
+        values[token] += bias
+    if len(answer) < params.min_tokens:
+        for token in row.stop_ids:
+            values[token] = -math.inf
+    best = max(range(len(values)), key=lambda token: (values[token], -token))
+    if params.temperature == 0:
+        return best
+    weights = [math.exp((value - values[best]) / params.temperature) for value in values]
+    total = math.fsum(weights)
+    shares = [weight / total for weight in weights]
+    order = list(range(len(shares)))
+    if params.top_k or params.top_p < 1 or params.min_p:
+        order.sort(key=lambda token: -shares[token])
+        order = order[: params.top_k or None]
+        left, kept, mass = math.fsum(shares[t] for t in order), [], 0.0
+        for token in order:
+            likely = shares[token] >= params.min_p * shares[best]
+            if not kept or (mass < params.top_p and likely):
+                kept.append(token)
+            mass += shares[token] / left
+        order = kept
+    point, passed = uniform(row.seed, row.step) * math.fsum(shares[t] for t in order), 0.0
+    for token in order:
+        passed += shares[token]
+        if passed > point:
+            return token
+    return order[-1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(_ROWS, st.integers(0, 2**40))
+def test_a_batch_gives_what_the_plain_reference_gives(rows: list, seed: int) -> None:  # type: ignore[type-arg]
+    logits: Tensor = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed))
+    logits *= 3
+    members = [drawn(case, seed + i) for i, case in enumerate(rows)]
+    expected = [
+        plain_sample(logits[i].tolist(), members[i], rows[i][1], rows[i][2])
+        for i in range(len(rows))
+    ]
+    assert sample(logits, members) == expected
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(_PARAMS, min_size=1, max_size=6), st.integers(0, 1000))
-def test_a_row_does_not_depend_on_its_neighbours(rows: list[dict[str, float]], seed: int) -> None:
+@given(_ROWS, st.integers(0, 1000))
+def test_a_row_does_not_depend_on_its_neighbours(rows: list, seed: int) -> None:  # type: ignore[type-arg]
     logits: Tensor = torch.randn(len(rows), 300, generator=torch.Generator().manual_seed(seed))
-    members = [row(seed=seed + i, step=i, **params) for i, params in enumerate(rows)]
+    before = logits.clone()
+    members = [drawn(case, seed + i) for i, case in enumerate(rows)]
     together = sample(logits, members)
     alone = [sample(logits[i : i + 1], [members[i]])[0] for i in range(len(rows))]
     assert together == alone
-
-
-def test_uniform_numbers_are_in_range_and_evenly_spread() -> None:
-    numbers = [uniform(seed, step) for seed in range(100) for step in range(100)]
-    assert all(0 <= number < 1 for number in numbers)
-    counts = torch.histc(torch.tensor(numbers), bins=20, min=0, max=1)
-    chi_squared = float(((counts - 500) ** 2 / 500).sum())
-    assert chi_squared < 43.8  # 99.9 % quantile with 19 degrees of freedom
-
-
-def test_neighbouring_seeds_and_steps_are_unrelated() -> None:
-    numbers = torch.tensor([[uniform(seed, step) for step in range(200)] for seed in range(200)])
-    for rows in (numbers, numbers.T):
-        pairs = torch.stack([rows[:-1].flatten(), rows[1:].flatten()])
-        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 0.02
-
-
-@given(st.integers(-(2**63), 2**64), st.integers(0, 2**20))
-def test_any_seed_gives_a_number(seed: int, step: int) -> None:
-    assert 0 <= uniform(seed, step) < 1
+    assert torch.equal(logits, before)

@@ -113,7 +113,8 @@ class EngineCore:
 
         decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
         hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
-        outputs = engine.scheduler.complete(batch, engine.runner.sample(batch, hidden))
+        sampled = engine.runner.sample(batch, hidden)
+        outputs = sampled.attach(engine.scheduler.complete(batch, sampled.tokens))
 
         self._stats.record_step(
             mode=decision.mode.value,

@@ -24,6 +24,7 @@ __all__ = [
     "Shutdown",
     "Started",
     "Stats",
+    "TokenLogprobs",
     "TokenOutput",
 ]
 
@@ -31,16 +32,46 @@ __all__ = [
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens of one request are chosen; validated by the server, trusted by the engine.
 
-    ``temperature`` 0 is greedy.  ``seed`` None draws one.  ``stop_token_ids`` end a request.
+    Attributes:
+        max_tokens: most tokens of the answer.
+        temperature: 0 is greedy.
+        top_p: keep the most likely tokens that make up this probability; 1 keeps all.
+        top_k: keep this many of the most likely tokens; 0 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest; 0 drops none.
+        presence_penalty: subtracted from the logits of tokens that are in the answer.
+        frequency_penalty: subtracted once per time that a token is in the answer.
+        repetition_penalty: divides (or multiplies, below 0) the logits of tokens seen in prompt or answer.
+        logit_bias: (token, added to its logit), each token once.
+        min_tokens: no token ends the request before this many were generated.
+        seed: of the random numbers; None draws one.
+        ignore_eos: go on after the model's own end tokens.
+        stop_token_ids: end a request.
+        logprobs: None for none; else how many alternatives to report beside the chosen token.
     """
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were seen before are less (or more) likely."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -78,12 +109,23 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     report: dict[str, Any]
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities: of the chosen token, and (token, value) likeliest first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class TokenOutput(msgspec.Struct, frozen=True):
-    """New tokens of one request.  ``finish_reason``: None, ``stop``, ``length``, ``abort``, ``error``."""
+    """New tokens of one request.  ``finish_reason``: None, ``stop``, ``length``, ``abort``, ``error``.
+
+    ``logprobs`` has an entry per token if they were asked for, else it is None.
+    """
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

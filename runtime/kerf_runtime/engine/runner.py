@@ -11,20 +11,26 @@ once the step's tokens have been read, which is the only time a step waits for t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, cast
+from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
-from kerf_runtime.engine.messages import SamplingParams
-from kerf_runtime.engine.sampler import SampleRow, sample
+from kerf_runtime.engine.logprobs import logprobs_of
+from kerf_runtime.engine.messages import SamplingParams, TokenLogprobs, TokenOutput
+from kerf_runtime.engine.request import Request
+from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
+from kerf_runtime.engine.sampler import sample
 from kerf_runtime.engine.scheduler import Batch, SchedulerLimits
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext
 
-__all__ = ["ComputesLogits", "ModelRunner"]
+__all__ = ["ComputesLogits", "ModelRunner", "Sampled"]
 
 
 class ComputesLogits(Protocol):
@@ -32,6 +38,25 @@ class ComputesLogits(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> float32 [R, vocab]."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The tokens of a step, one per item that samples, and log probabilities by request id."""
+
+    tokens: list[int]
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+
+    def attach(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        """The outputs of the step, with the log probabilities that were asked for."""
+        if not self.logprobs:
+            return outputs
+        return [
+            output
+            if (found := self.logprobs.get(output.request_id)) is None
+            else msgspec.structs.replace(output, logprobs=[found])
+            for output in outputs
+        ]
 
 
 class _Buffer:
@@ -97,6 +122,8 @@ class ModelRunner:
         """First and one past the last row of the block table that the device does not have yet."""
 
         self._last = _Buffer(sequences, dtype=torch.int64, device=device)
+        self._histories: WeakKeyDictionary[Request, TokenHistory] = WeakKeyDictionary()
+        """Of requests with penalties; gone with the request."""
         self._rows: list[tuple[list[int], int] | None] = [None] * sequences
         """Per row of the block table: the request's list of blocks that is written there, and how many."""
 
@@ -197,7 +224,7 @@ class ModelRunner:
         return self._block_table.view(rows, first, last)
 
     @torch.inference_mode()
-    def sample(self, batch: Batch, hidden: Tensor) -> list[int]:
+    def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
         """The next token of every item that samples, in order.
 
         Args:
@@ -205,18 +232,31 @@ class ModelRunner:
             hidden: [T, E], its hidden states, padding included.
         """
         last: list[int] = []
-        rows: list[SampleRow] = []
+        requests: list[Request] = []
         at = 0
         for item in batch.items:
             at += item.count
             if item.samples:
                 last.append(at - 1)
-                request = item.request
-                rows.append(SampleRow(request.params, request.seed, request.generated))
-        if not rows:
-            return []
+                requests.append(item.request)
+        if not requests:
+            return Sampled([])
+        rows = [self._sample_row(request) for request in requests]
         self._last.host[: len(last)] = last
-        return sample(self._model.compute_logits(hidden[self._last.view(len(last))]), rows)
+        logits = self._model.compute_logits(hidden[self._last.view(len(last))])
+        tokens = sample(logits, rows)
+        found = zip(requests, logprobs_of(logits, rows, tokens), strict=True)
+        return Sampled(tokens, {r.request_id: entry for r, entry in found if entry is not None})
+
+    def _sample_row(self, request: Request) -> SampleRow:
+        history = None
+        if request.params.has_penalties:
+            history = self._histories.get(request)
+            if history is None:
+                history = TokenHistory(request.tokens[: request.prompt_length])
+                self._histories[request] = history
+            history.follow(request.tokens)
+        return SampleRow(request.params, request.seed, request.generated, history, request.stop_ids)
 
     @torch.inference_mode()
     def warm_up_sampling(self, hidden: Tensor) -> None:
@@ -226,5 +266,13 @@ class ModelRunner:
             SamplingParams(max_tokens=1),
             SamplingParams(max_tokens=1, temperature=1.0),
             SamplingParams(max_tokens=1, temperature=1.0, top_k=1, top_p=0.5),
+            SamplingParams(
+                max_tokens=1,
+                min_tokens=1,
+                repetition_penalty=1.1,
+                logit_bias=((0, 1.0),),
+                logprobs=1,
+            ),
         ):
-            sample(logits, [SampleRow(params, seed=0, step=0)])
+            row = SampleRow(params, 0, 0, TokenHistory([0]), frozenset((0,)))
+            logprobs_of(logits, [row], sample(logits, [row]))

@@ -1,0 +1,18 @@
+"""Small values from Python to a device, without making either wait for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["send"]
+
+
+def send(values: Sequence[float] | np.ndarray[Any, Any], dtype: torch.dtype, to: Tensor) -> Tensor:
+    """``values`` as a tensor on the device of ``to``, through pinned memory if that is a GPU."""
+    on_gpu = to.device.type != "cpu"
+    return torch.tensor(values, dtype=dtype, pin_memory=on_gpu).to(to.device, non_blocking=True)
