@@ -26,6 +26,7 @@ from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.errors import CaptureError
+from kerf_runtime.forward_context import set_forward_context
 from kerf_runtime.platforms import current_platform
 from kerf_runtime.reasons import DispatchReason
 
@@ -325,3 +326,33 @@ def test_pieces_compare_addresses_in_debug_mode_only(shallow):
     for debug in (False, True):
         _, _, runner = start(3, "PIECEWISE", shallow, debug=debug)
         assert {wrapper._check_addresses for wrapper in runner._pieces} == {debug}
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY"])
+def test_with_copied_inputs_the_caller_may_pass_other_tensors_every_time(mode, shallow):
+    spec = make_spec(
+        level=0,
+        cudagraphMode=mode,
+        cudagraphCopyInputs=True,
+        captureSizes=list(SIZES),
+        engine={"maxNumSeqs": MAX_SEQS, "maxNumBatchedTokens": MAX_TOKENS},
+    )
+    prepared = prepare(shallow, open_cache(None, "none"), spec=spec)
+    runner = GraphRunner(
+        prepared,
+        make_effective(spec),
+        current_platform(),
+        max_num_seqs=MAX_SEQS,
+        max_tokens=MAX_TOKENS,
+        debug=True,
+    )
+    buffers = buffers_for(shallow)
+    runner.capture_all(buffers.dummy, lambda *_: None)
+    input_ids, positions, context = buffers.dummy(BatchDescriptor(4, True))
+    with compilation_counter.expect(graph_replays=3, graphs_captured=0):
+        for _ in range(3):
+            decision = runner.dispatch(4, uniform_decode=True)
+            hidden = runner.run(decision, input_ids.clone(), positions.clone(), context)
+    with torch.inference_mode(), set_forward_context(context):
+        expected = prepared.forward(input_ids, positions)
+    torch.testing.assert_close(hidden, expected)

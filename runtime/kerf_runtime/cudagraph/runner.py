@@ -16,6 +16,7 @@ from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
+from kerf_runtime.cudagraph.static_inputs import StaticInputs
 from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
 from kerf_runtime.cudagraph.writes import WriteWatch
 from kerf_runtime.errors import CaptureError
@@ -53,6 +54,7 @@ class GraphRunner:
         effective: the configuration in force.
         platform: makes the graphs.
         max_num_seqs: largest uniform decode batch.
+        max_tokens: largest batch, padding included; for ``cudagraphCopyInputs``.
         num_warmups: uncaptured runs of each batch before its capture.
         weights: parameters and buffers, which the forward must not write to and which must not move.
         debug: compare the addresses of every piece's inputs on every replay, not of the forward's only.
@@ -65,6 +67,7 @@ class GraphRunner:
         platform: Platform,
         *,
         max_num_seqs: int,
+        max_tokens: int = 65536,
         num_warmups: int = 1,
         weights: NamedTensors = tuple,
         debug: bool = False,
@@ -83,6 +86,9 @@ class GraphRunner:
         self._full = CUDAGraphWrapper(
             model.forward, CUDAGraphMode.FULL, platform.static_graph, self._gate
         )
+        self._forward: Callable[..., Tensor] = self._full
+        if effective.cudagraph_copy_inputs:
+            self._forward = StaticInputs(self._full, max_tokens)
         self._dispatcher = Dispatcher(effective.mode, ())
         self._capture_seconds = 0.0
         self._measured: dict[tuple[CUDAGraphMode, BatchDescriptor], int] = {}
@@ -123,12 +129,12 @@ class GraphRunner:
                 warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
                 for _ in range(self._num_warmups):
                     with set_forward_context(warm):
-                        self._full(input_ids, positions)
+                        self._forward(input_ids, positions)
                 before = self._platform.memory()
                 self._gate.open = True
                 try:
                     with set_forward_context(replace(context, mode=mode, descriptor=descriptor)):
-                        self._platform.synchronize(self._full(input_ids, positions))
+                        self._platform.synchronize(self._forward(input_ids, positions))
                 finally:
                     self._gate.open = False
                 self._measure(mode, descriptor, before)
@@ -142,7 +148,7 @@ class GraphRunner:
             return
         input_ids, positions, context = batch
         with set_forward_context(context), WriteWatch(weights):
-            self._platform.synchronize(self._full(input_ids, positions))
+            self._platform.synchronize(self._forward(input_ids, positions))
 
     def check_weights(self) -> None:
         """Make sure that no weight has moved since the capture; call it after weights were loaded again.
@@ -197,7 +203,7 @@ class GraphRunner:
         """
         context = replace(context, mode=decision.mode, descriptor=decision.descriptor)
         with set_forward_context(context):
-            output: Tensor = self._full(input_ids, positions)
+            output: Tensor = self._forward(input_ids, positions)
         return output
 
     def dispatch_totals(self) -> dict[str, int]:

@@ -133,6 +133,7 @@ def start_engine(
         effective,
         platform,
         max_num_seqs=limits.max_num_seqs,
+        max_tokens=limits.max_num_batched_tokens,
         weights=lambda: named_tensors(loaded.model),
         debug=args.debug_dump_path is not None,
     )
