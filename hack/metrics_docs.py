@@ -17,7 +17,8 @@ _INTRODUCTION = """# Metrics of the runtime
 <!-- Written by hack/metrics_docs.py from kerf_runtime.metrics; do not edit. -->
 
 `GET /metrics` of a serving pod, as Prometheus text or OpenMetrics. Units are seconds, bytes and ratios. Labels are
-bounded: `model_name` is the served name, `mode` is FULL, PIECEWISE or NONE, `size` the number of tokens run (the captured size when a graph ran),
+bounded: `model_name` is the served name, `mode` is FULL, PIECEWISE or NONE, `size` the captured size, or 0 for steps
+that ran without a graph, `tokens` the exact number up to 512 and rounded up to one of eight per octave above,
 `reason` one of the codes in [configuration.md](configuration.md). `kerf_compilations_after_startup_total` and
 `kerf_capture_after_startup_total` must stay 0. The operator has metrics of its own: [operator.md](operator.md).
 

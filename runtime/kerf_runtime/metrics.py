@@ -96,8 +96,11 @@ _TABLE = (
                "Captured batch descriptors.", ("mode",)),
     # steps
     MetricSpec("kerf_dispatch", "counter",
-               "Steps by the mode they ran in, the padded size and why.",
+               "Steps by the mode they ran in, the captured size (0 without a graph) and why.",
                ("mode", "size", "reason")),
+    MetricSpec("kerf_batches", "counter",
+               "Steps by their real tokens, before padding; what `kerf plan sizes` reads.",
+               ("tokens",)),
     MetricSpec("kerf_scheduled_tokens", "counter",
                "Real tokens of all steps.", ("mode",)),
     MetricSpec("kerf_padding_tokens", "counter",
@@ -241,6 +244,7 @@ def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
         "kerf_dispatch",
         [((mode, str(size), reason), count) for mode, size, reason, count in stats["dispatch"]],
     )
+    yield _counter("kerf_batches", [((str(n),), count) for n, count in stats["batches"]])
     for name, key in (
         ("kerf_scheduled_tokens", "scheduled_tokens"),
         ("kerf_padding_tokens", "padding_tokens"),

@@ -12,7 +12,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["QUEUE_BUCKETS_SECONDS", "STEP_BUCKETS_SECONDS", "EngineStats", "Histogram"]
+__all__ = [
+    "EXACT_BATCH_TOKENS",
+    "NO_SIZE",
+    "QUEUE_BUCKETS_SECONDS",
+    "STEP_BUCKETS_SECONDS",
+    "EngineStats",
+    "Histogram",
+    "batch_bucket",
+]
 
 STEP_BUCKETS_SECONDS: tuple[float, ...] = (
     0.0005,
@@ -34,6 +42,23 @@ STEP_BUCKETS_SECONDS: tuple[float, ...] = (
 
 QUEUE_BUCKETS_SECONDS: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 """Upper bounds of ``kerf_request_queue_seconds``: from at once to a minute behind long prompts."""
+
+NO_SIZE = 0
+"""The size of a step that ran without a graph: its own tokens would make a series of every number."""
+
+EXACT_BATCH_TOKENS = 512
+"""Batches of up to this many tokens are counted by their exact number."""
+
+
+def batch_bucket(tokens: int) -> int:
+    """The number of tokens that a batch is counted under: its own, or the next of eight per octave.
+
+    At most an eighth above the truth, and at most 568 different ones for steps of up to 65536 tokens.
+    """
+    if tokens <= EXACT_BATCH_TOKENS:
+        return tokens
+    step = 1 << ((tokens - 1).bit_length() - 4)
+    return -(-tokens // step) * step
 
 
 @dataclass
@@ -73,7 +98,9 @@ class EngineStats:
     generation_tokens: int = 0
     preemptions: int = 0
     dispatch: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """Steps by (mode, padded size, reason)."""
+    """Steps by (mode, captured size, reason); the size is ``NO_SIZE`` in mode NONE."""
+    batches: Counter[int] = field(default_factory=Counter)
+    """Steps by ``batch_bucket`` of their real tokens, before padding."""
     scheduled_tokens: Counter[str] = field(default_factory=Counter)
     """Real tokens of all steps, by mode."""
     padding_tokens: Counter[str] = field(default_factory=Counter)
@@ -87,7 +114,8 @@ class EngineStats:
         self, *, mode: str, size: int, reason: str, real_tokens: int, seconds: float
     ) -> None:
         """Count one step: ``size`` rows ran, of which ``real_tokens`` were wanted."""
-        self.dispatch[mode, size, reason] += 1
+        self.dispatch[mode, NO_SIZE if mode == "NONE" else size, reason] += 1
+        self.batches[batch_bucket(real_tokens)] += 1
         self.scheduled_tokens[mode] += real_tokens
         self.padding_tokens[mode] += size - real_tokens
         self.step_seconds.setdefault(mode, Histogram(STEP_BUCKETS_SECONDS)).observe(seconds)
@@ -118,6 +146,7 @@ class EngineStats:
             "generation_tokens": self.generation_tokens,
             "preemptions": self.preemptions,
             "dispatch": [[*key, count] for key, count in sorted(self.dispatch.items())],
+            "batches": [[tokens, count] for tokens, count in sorted(self.batches.items())],
             "scheduled_tokens": dict(self.scheduled_tokens),
             "padding_tokens": dict(self.padding_tokens),
             "step_seconds": {

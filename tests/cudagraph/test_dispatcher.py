@@ -110,13 +110,15 @@ def test_a_decision_never_drops_tokens_and_names_only_graphs_that_exist(
 
 
 @given(modes, size_lists, batches)
-def test_every_decision_is_counted_once(mode, sizes, batches):
+def test_every_decision_is_counted_once_under_a_captured_size_or_0(mode, sizes, batches):
     dispatcher = Dispatcher(mode, capture_plan(mode, sizes, 16))
     expected = Counter()
     for tokens, uniform in batches:
         decision = dispatcher.dispatch(tokens, uniform)
-        expected[decision.mode, decision.descriptor.num_tokens, decision.reason] += 1
+        size = 0 if decision.mode is NONE else decision.descriptor.num_tokens
+        expected[decision.mode, size, decision.reason] += 1
     assert dispatcher.counts == expected
+    assert {size for _, size, _ in dispatcher.counts} <= {0, *sizes}
     assert sum(dispatcher.totals().values()) == len(batches)
     assert set(dispatcher.totals()) == {"FULL", "PIECEWISE", "NONE"}
     detail = dispatcher.detail()

@@ -80,12 +80,25 @@ def test_every_step_is_dispatched_timed_and_its_rows_accounted_for(core, samples
     stats = core.stats()
     for mode in ("FULL", "NONE"):
         steps = sum(count for row_mode, *_, count in stats["dispatch"] if row_mode == mode)
-        rows = sum(size * n for row_mode, size, _, n in stats["dispatch"] if row_mode == mode)
         assert steps > 0
         assert get(samples, "kerf_step_duration_seconds_count", mode=mode) == steps
-        real = get(samples, "kerf_scheduled_tokens_total", mode=mode)
-        assert real + get(samples, "kerf_padding_tokens_total", mode=mode) == rows
+    rows = sum(size * n for mode, size, _, n in stats["dispatch"] if mode == "FULL")
+    real = get(samples, "kerf_scheduled_tokens_total", mode="FULL")
+    assert real + get(samples, "kerf_padding_tokens_total", mode="FULL") == rows
     assert get(samples, "kerf_padding_tokens_total", mode="FULL") > 0
+    assert get(samples, "kerf_padding_tokens_total", mode="NONE") == 0
+
+
+def test_series_of_batch_sizes_are_counted_once_per_step_and_bounded(core, samples):
+    batches = dict(core.stats()["batches"])
+    series = {labels: n for (name, labels), n in samples.items() if name == "kerf_batches_total"}
+    assert series == {(("tokens", str(tokens)),): n for tokens, n in batches.items()}
+    assert sum(batches.values()) == sum(row[-1] for row in core.stats()["dispatch"])
+    sizes = {dict(labels)["size"] for name, labels in samples if name == "kerf_dispatch_total"}
+    captured = {
+        dict(labels)["size"] for name, labels in samples if name == "kerf_cudagraph_memory_bytes"
+    }
+    assert sizes <= captured | {"0"}
 
 
 def test_start_up_graphs_and_configuration_are_described(samples):

@@ -13,6 +13,7 @@ from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.sizes import PaddedSizes
 from kerf_runtime.reasons import DispatchReason
+from kerf_runtime.stats import NO_SIZE
 
 __all__ = ["Dispatcher", "capture_plan"]
 
@@ -82,11 +83,13 @@ class Dispatcher:
 
     @property
     def counts(self) -> Counter[tuple[CUDAGraphMode, int, DispatchReason]]:
-        """Decisions by mode, padded size and reason."""
+        """Decisions by mode, captured size (``NO_SIZE`` in mode NONE) and reason."""
         counts: Counter[tuple[CUDAGraphMode, int, DispatchReason]] = Counter()
         for answer in self._answers.values():
             decision = answer.decision
-            counts[decision.mode, decision.descriptor.num_tokens, decision.reason] += answer.count
+            without = decision.mode is CUDAGraphMode.NONE
+            size = NO_SIZE if without else decision.descriptor.num_tokens
+            counts[decision.mode, size, decision.reason] += answer.count
         return counts
 
     def _decide(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
@@ -121,7 +124,7 @@ class Dispatcher:
         return totals
 
     def detail(self) -> list[dict[str, object]]:
-        """Steps per mode, padded size and reason, in a stable order."""
+        """Steps per mode, captured size and reason, in a stable order."""
         return [
             {"mode": mode.value, "size": size, "reason": reason.value, "count": count}
             for (mode, size, reason), count in sorted(self.counts.items())
