@@ -166,11 +166,25 @@ def _capture(record: dict[str, Any]) -> Iterator[str]:
         yield f"| {row['batch']} | {row['mode']} | {spread_text(row['seconds'], 1e3)} |"
 
 
+def _overhead(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.overhead import table  # imports the compiler
+
+    yield from table(record)
+
+
+def _compile(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.compile import table  # imports the compiler
+
+    yield from table(record)
+
+
 _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "kerf bench latency": _latency,
     "kerf bench startup": _startup,
     "benchmarks.attention": _attention,
     "benchmarks.capture": _capture,
+    "benchmarks.compile": _compile,
+    "benchmarks.overhead": _overhead,
     "benchmarks.passes": _passes,
 }
 
