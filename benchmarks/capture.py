@@ -24,7 +24,7 @@ from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.kv_cache import allocate_kv_cache
 from kerf_runtime.engine.runner import ModelRunner
 from kerf_runtime.engine.scheduler import SchedulerLimits
-from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.models.llama.model import attention_layer_names, build, inverse_frequencies
 from kerf_runtime.platforms import current_platform
 from kerf_runtime.reasons import DispatchReason
@@ -34,9 +34,9 @@ LENGTH = 160
 """Tokens of every sequence in the timed steps: 32 of prompt and 128 of answer."""
 
 
-def llama(layers: int) -> tuple[ModelConfig, torch.nn.Module]:
+def llama(layers: int) -> tuple[LlamaModelConfig, torch.nn.Module]:
     """Llama-3-8B's shape with random weights in bfloat16."""
-    config = ModelConfig(
+    config = LlamaModelConfig(
         architecture="LlamaForCausalLM",
         num_layers=layers,
         hidden_size=4096,

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from kerf_runtime.config.engine import DType
-from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.llama import model as llama
+from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.models.llama.model import inverse_frequencies
 
 __all__ = ["LLAMA_8B", "NARROW_32", "build"]
 
-LLAMA_8B = ModelConfig(
+LLAMA_8B = LlamaModelConfig(
     architecture="LlamaForCausalLM",
     num_layers=32,
     hidden_size=4096,
@@ -48,7 +48,7 @@ NARROW_32 = dataclasses.replace(
 
 
 def build(
-    config: ModelConfig, *, device: torch.device, state: dict[str, nn.Parameter] | None = None
+    config: LlamaModelConfig, *, device: torch.device, state: dict[str, nn.Parameter] | None = None
 ) -> nn.Module:
     """A model with small random weights in bfloat16 (float32 on the CPU), or with those of ``state``."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

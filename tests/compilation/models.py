@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
 from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.config import DType
-from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.models.llama.model import attention_layer_names, build, inverse_frequencies
 from kerf_runtime.models.loader import LoadedModel
 
@@ -28,7 +28,7 @@ def llama(
     num_layers: int, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
 ) -> LoadedModel:
     """A Llama of the runtime's own model code, narrow, with random weights."""
-    config = ModelConfig(
+    config = LlamaModelConfig(
         **{
             "architecture": "LlamaForCausalLM",
             "num_layers": num_layers,

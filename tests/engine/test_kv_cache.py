@@ -8,9 +8,9 @@ import torch
 from kerf_runtime.config.engine import DType, EngineConfig
 from kerf_runtime.engine.kv_cache import allocate_kv_cache, bytes_per_block, plan_blocks
 from kerf_runtime.errors import ConfigError
-from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.models.llama.config import LlamaModelConfig
 
-CONFIG = ModelConfig(
+CONFIG = LlamaModelConfig(
     architecture="LlamaForCausalLM",
     num_layers=2,
     hidden_size=64,

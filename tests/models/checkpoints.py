@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext, set_forward_context
 from kerf_runtime.models import LoadedModel
@@ -38,20 +38,26 @@ def smollm2_path() -> Path:
 
 def make_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     """A random Llama of transformers whose logits are spread out, so that argmax is never a tie."""
+    model: LlamaForCausalLM = make_random(
+        LlamaForCausalLM, LlamaConfig(**{**TINY, **overrides}), seed
+    )
+    return model
+
+
+def make_random(build: Any, config: Any, seed: int = 0) -> Any:
+    """A random model of a class of transformers, with logits that are spread out."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**TINY, **overrides}))
+    model = build(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             else:
                 parameter.mul_(5.0)
     return model.eval()
 
 
-def write_safetensors(
-    folder: Path, model: LlamaForCausalLM, *, max_shard_size: str = "5GB"
-) -> Path:
+def write_safetensors(folder: Path, model: PreTrainedModel, *, max_shard_size: str = "5GB") -> Path:
     """Save in Hugging Face layout; a small ``max_shard_size`` gives several files and an index."""
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
@@ -65,21 +71,25 @@ def pairs_from_halves(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def write_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     *,
+    architecture: str = "llama",
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     rope_factors: np.ndarray | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    """Save as GGUF, with matrices stored as ``kind``."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    """Save a Llama or a variant as GGUF, with matrices stored as ``kind``."""
+    config: Any = model.config
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
@@ -95,6 +105,8 @@ def write_gguf(
         "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k",
         "self_attn.v_proj": "attn_v",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
         "self_attn.o_proj": "attn_output",
         "mlp.gate_proj": "ffn_gate",
         "mlp.up_proj": "ffn_up",
@@ -109,7 +121,7 @@ def write_gguf(
             _, _, index, stem = stem.split(".", 3)
             layer = f"blk.{index}."
         values = tensor.float().numpy()
-        if names[stem] in ("attn_q", "attn_k"):
+        if architecture == "llama" and names[stem] in ("attn_q", "attn_k"):
             heads = (
                 config.num_attention_heads
                 if names[stem] == "attn_q"
@@ -131,7 +143,7 @@ def write_gguf(
 
 
 @torch.inference_mode()
-def reference_logits(model: LlamaForCausalLM, ids: list[int]) -> Tensor:
+def reference_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
     """Logits of every position, by transformers: [T, vocab]."""
     return model(torch.tensor([ids])).logits[0].float()
 

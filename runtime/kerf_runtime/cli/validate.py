@@ -95,9 +95,11 @@ def _effective(document: ModelDeploymentDocument, model_path: Path) -> dict[str,
     from kerf_runtime.platforms import current_platform
 
     config = read_model_config(model_path)
-    return resolve(
+    effective = resolve(
         document.spec,
         platform=current_platform().facts(),
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
-    ).to_json()
+    )
+    config.check_length(effective.max_model_len)
+    return effective.to_json()

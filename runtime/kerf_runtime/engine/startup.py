@@ -184,6 +184,7 @@ def _load(
             dtype=torch_dtype(effective.dtype),
             device=platform.device,
             quantization=effective.quantization,
+            max_model_len=effective.max_model_len,
             progress=clock.report("weights"),
         )
     return cache, loaded

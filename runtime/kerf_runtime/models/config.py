@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kerf_runtime.config.engine import DType
+from kerf_runtime.errors import ModelError
 
 __all__ = ["Fp8Scheme", "ModelConfig", "RopeScaling"]
 
@@ -43,13 +44,15 @@ class Fp8Scheme:
     stored: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the model code and the engine must know about a checkpoint.
+    """What the engine must know about a checkpoint; each family adds what its own code must know.
 
     Attributes:
         architecture: the Hugging Face class name, whatever the file format.
         max_position_embeddings: longest sequence, in tokens.
+        sliding_window: tokens, itself included, that a token attends to; None for all before it.  Windows
+            are not computed: ``check_length`` refuses sequences that would need one.
         dtype: data type of the stored weights; BFLOAT16 for quantised ones.
         eos_token_ids: tokens that end an answer.
         bos_token_id: token that starts a text, if the model has one.
@@ -66,12 +69,8 @@ class ModelConfig:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    rms_norm_eps: float
+    sliding_window: int | None = None
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
     dtype: DType
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -86,3 +85,18 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
+
+    def check_length(self, max_model_len: int | None) -> None:
+        """Refuse sequences of ``max_model_len`` tokens (None: as long as the model allows).
+
+        Raises:
+            ModelError: they are longer than the window that the model attends to.
+        """
+        window, longest = self.sliding_window, max_model_len or self.max_position_embeddings
+        if window is not None and longest > window:
+            raise ModelError(
+                f"the model attends to a sliding window of {window} tokens, which is not computed: "
+                f"sequences of {longest} tokens would be answered wrongly",
+                where="engine.maxModelLen",
+                hint=f"Set it to {window} or less: such sequences never leave the window",
+            )

@@ -9,7 +9,7 @@ from kerf_runtime.config.key import digest
 from kerf_runtime.models.checkpoint import find_checkpoint, read_json
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.gguf_file import read_gguf
-from kerf_runtime.models.registry import family_of_class, family_of_gguf
+from kerf_runtime.models.registry import config_of_gguf, family_of_class
 
 __all__ = ["model_config_digest", "read_model_config"]
 
@@ -22,8 +22,7 @@ def read_model_config(path: Path) -> ModelConfig:
     """
     checkpoint = find_checkpoint(Path(path))
     if checkpoint.gguf is not None:
-        header = read_gguf(checkpoint.gguf)
-        return family_of_gguf(header).config_from_gguf(header)
+        return config_of_gguf(read_gguf(checkpoint.gguf))
     where = checkpoint.path / "config.json"
     data = read_json(where)
     generation = read_json(checkpoint.path / "generation_config.json", required=False)

@@ -53,6 +53,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str,
     quantization: str | None = None,
+    max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
@@ -64,17 +65,20 @@ def load_model(
         quantization: ``fp8`` quantises the linear layers while they are loaded, with one scale per
             output channel; their inputs are quantised per token.  A checkpoint that is FP8 already is
             loaded as it is.
+        max_model_len: longest sequence that will be computed, in tokens; None for the model's own limit.
         progress: told how far the weights are.
 
     Raises:
         ModelError: no such checkpoint, unsupported, or weights that are missing, of the wrong shape,
-            damaged or unknown to the architecture; a quantisation that is not supported.
+            damaged or unknown to the architecture; a quantisation that is not supported; sequences
+            longer than a sliding window.
     """
     path = Path(path)
     config = quantized(read_model_config(path), quantization)
-    package = family_of(config).package
-    model_code = importlib.import_module(f"{package}.model")
-    weights_code = importlib.import_module(f"{package}.weights")
+    config.check_length(max_model_len)
+    family = family_of(config)
+    model_code = importlib.import_module(family.model)
+    weights_code = importlib.import_module(family.weights)
     with open_source(find_checkpoint(path)) as source:
         with torch.device("meta"):
             model: nn.Module = model_code.build(config)

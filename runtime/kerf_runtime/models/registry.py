@@ -1,21 +1,23 @@
 """Which architectures are implemented, and by which family.  No torch.
 
-A family is a package with ``config`` (pure), ``model`` and ``weights``.  Adding one means a folder and
-a line in ``_FAMILIES``.
+A family reads its facts in a pure module and has a ``model`` and a ``weights`` module.  Adding one means a
+folder and a line in ``_FAMILIES``; a Llama with another option is a row of ``llama.variants``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.gguf_file import GgufFile
 from kerf_runtime.models.llama import config as llama_config
+from kerf_runtime.models.llama.variants import VARIANTS
 
-__all__ = ["Family", "family_of", "family_of_class", "family_of_gguf", "supported_architectures"]
+__all__ = ["Family", "config_of_gguf", "family_of", "family_of_class", "supported_architectures"]
 
 
 @dataclass(frozen=True)
@@ -24,25 +26,31 @@ class Family:
 
     Attributes:
         classes: Hugging Face class names it serves.
-        gguf_names: values of ``general.architecture`` it serves.
-        package: where ``model`` and ``weights`` are, imported when weights are loaded.
+        model: module of the forward pass, imported when weights are loaded.
+        weights: module of the tables of names, likewise.
+        config_from_json: facts from ``config.json``, ``generation_config.json`` and the former's path.
+        gguf_name: value of ``general.architecture`` it serves, if it is read from GGUF files.
+        config_from_gguf: facts from such a file.
     """
 
     classes: tuple[str, ...]
-    gguf_names: tuple[str, ...]
-    package: str
+    model: str
+    weights: str
     config_from_json: Callable[[dict[str, Any], dict[str, Any], str], ModelConfig]
-    config_from_gguf: Callable[[GgufFile], ModelConfig]
+    gguf_name: str | None = None
+    config_from_gguf: Callable[[GgufFile], ModelConfig] | None = None
 
 
-_FAMILIES = (
+_FAMILIES = tuple(
     Family(
-        classes=llama_config.CLASSES,
-        gguf_names=llama_config.GGUF_NAMES,
-        package="kerf_runtime.models.llama",
-        config_from_json=llama_config.config_from_json,
-        config_from_gguf=llama_config.config_from_gguf,
-    ),
+        classes=(variant.architecture,),
+        model="kerf_runtime.models.llama.model",
+        weights="kerf_runtime.models.llama.weights",
+        config_from_json=partial(llama_config.config_from_json, variant),
+        gguf_name=variant.gguf_name,
+        config_from_gguf=partial(llama_config.config_from_gguf, variant),
+    )
+    for variant in VARIANTS
 )
 
 
@@ -72,18 +80,21 @@ def family_of_class(data: dict[str, Any], *, where: str) -> Family:
     raise _unsupported(", ".join(names), supported_architectures(), f"{where}: architectures")
 
 
-def family_of_gguf(header: GgufFile) -> Family:
-    """The family for the ``general.architecture`` of a GGUF file.
+def config_of_gguf(header: GgufFile) -> ModelConfig:
+    """The facts of a GGUF file, read by the family of its ``general.architecture``.
 
     Raises:
         ModelError: not supported; lists those that are.
     """
     name = header.metadata.get("general.architecture")
-    for family in _FAMILIES:
-        if name in family.gguf_names:
-            return family
-    supported = tuple(name for family in _FAMILIES for name in family.gguf_names)
-    raise _unsupported(str(name), supported, f"{header.path}: general.architecture")
+    readers = {
+        family.gguf_name: family.config_from_gguf
+        for family in _FAMILIES
+        if family.gguf_name is not None and family.config_from_gguf is not None
+    }
+    if name not in readers:
+        raise _unsupported(str(name), tuple(readers), f"{header.path}: general.architecture")
+    return readers[name](header)
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -71,6 +71,11 @@ class Tokenizer:
         """One token as text, special tokens included (for logs and errors)."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def token_name(self, token_id: int) -> str | None:
+        """How the vocabulary writes a token, such as ``Ġworld``; None if there is no such token."""
+        name: str | None = self._backend.id_to_token(token_id)
+        return name
+
     @property
     def has_chat_template(self) -> bool:
         """Whether ``apply_chat_template`` can work."""

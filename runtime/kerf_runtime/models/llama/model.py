@@ -1,4 +1,4 @@
-"""The Llama forward pass: short, direct, traceable into one graph.
+"""The forward pass of Llama and its variants: short, direct, traceable into one graph.
 
 Shapes: T tokens, E hidden size, F intermediate size, H query heads, K key/value heads, D head size.
 Every layer has the same structure, so that cutting the graph at the attention calls gives a first
@@ -10,6 +10,8 @@ layer's output, so that every addition is part of the norm that follows it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,23 +22,23 @@ from kerf_runtime.layers.activation import SiluAndMul
 from kerf_runtime.layers.linear import Fp8Linear, Linear
 from kerf_runtime.layers.norm import RMSNorm
 from kerf_runtime.layers.rotary import Rotate
-from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.models.llama.config import LlamaModelConfig
 
 __all__ = ["Llama", "attention_layer_names", "build", "inverse_frequencies"]
 
 
-def build(config: ModelConfig) -> Llama:
+def build(config: LlamaModelConfig) -> Llama:
     """The module without weights; make it under ``torch.device("meta")``."""
     return Llama(config)
 
 
-def attention_layer_names(config: ModelConfig) -> tuple[str, ...]:
+def attention_layer_names(config: LlamaModelConfig) -> tuple[str, ...]:
     """Names of the attention layers, the keys of ``ForwardContext.kv_caches``."""
     return tuple(f"layers.{index}.attention" for index in range(config.num_layers))
 
 
 def _projection(
-    config: ModelConfig, inputs: int, outputs: int, *, bias: bool
+    config: LlamaModelConfig, inputs: int, outputs: int, *, bias: bool
 ) -> Linear | Fp8Linear:
     """A linear layer between embedding and head, quantised if the model is."""
     if config.quantization is None:
@@ -56,7 +58,7 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
+def inverse_frequencies(config: LlamaModelConfig, factors: Tensor | None = None) -> Tensor:
     """Rotary frequencies per pair of dimensions, float32 [D/2] (Su et al., 2021).
 
     Args:
@@ -90,7 +92,7 @@ class RotaryEmbedding(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaModelConfig) -> None:
         super().__init__()
         shape = (config.max_position_embeddings, config.head_dim // 2)
         self.register_buffer("cos", torch.empty(shape), persistent=False)
@@ -111,7 +113,7 @@ class RotaryEmbedding(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, config: ModelConfig, layer_name: str) -> None:
+    def __init__(self, config: LlamaModelConfig, layer_name: str) -> None:
         super().__init__()
         self.layer_name = layer_name
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
@@ -119,14 +121,21 @@ class Attention(nn.Module):
         self.sizes = (config.q_size, config.kv_size, config.kv_size)
         bias = config.attention_bias
         self.qkv_proj = _projection(config, config.hidden_size, sum(self.sizes), bias=bias)
+        norm = partial(RMSNorm, config.head_dim, config.rms_norm_eps)
+        self.q_norm = norm() if config.qk_norm else None
+        self.k_norm = norm() if config.qk_norm else None
         self.rotate = Rotate()
+        bias = config.attention_output_bias
         self.o_proj = _projection(config, config.q_size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
-        q = self.rotate(q.view(-1, self.num_heads, self.head_dim), cos, sin)
-        k = self.rotate(k.view(-1, self.num_kv_heads, self.head_dim), cos, sin)
+        q = q.view(-1, self.num_heads, self.head_dim)
+        k = k.view(-1, self.num_kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
         output = torch.empty_like(q)
         torch.ops.kerf.attention(q, k, v, output, self.layer_name)
@@ -137,7 +146,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU with one fused projection for gate and up (Shazeer, 2020)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaModelConfig) -> None:
         super().__init__()
         width, bias = config.intermediate_size, config.mlp_bias
         self.gate_up_proj = _projection(config, config.hidden_size, 2 * width, bias=bias)
@@ -153,7 +162,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One transformer layer: pre-norm attention and MLP; the next norm adds the MLP's output."""
 
-    def __init__(self, config: ModelConfig, layer_name: str) -> None:
+    def __init__(self, config: LlamaModelConfig, layer_name: str) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(config, layer_name)
@@ -176,7 +185,7 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """The whole model; ``forward`` is what is compiled, ``compute_logits`` stays outside."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaModelConfig) -> None:
         super().__init__()
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = RotaryEmbedding(config)

@@ -1,8 +1,8 @@
 """Which checkpoint tensors make which parameter of the Llama module, in both file formats.
 
 ``{i}`` is the layer.  Several names on one side are stacked along dim 0: queries, keys and values, and
-gate and up, become one projection each.  GGUF files store the rows of query and key projections with
-the two halves of each head interleaved (the layout of the original Llama code); they are put back
+gate and up, become one projection each.  GGUF files of a Llama store the rows of query and key projections
+with the two halves of each head interleaved (the layout of the original Llama code); they are put back
 into halves here, so that one rotary embedding serves both formats.
 """
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from kerf_runtime.layers.linear import Fp8Linear
-from kerf_runtime.models.config import Fp8Scheme, ModelConfig
-from kerf_runtime.models.llama.config import GGUF_ROPE_FACTORS
+from kerf_runtime.models.config import Fp8Scheme
+from kerf_runtime.models.llama.config import GGUF_ROPE_FACTORS, LlamaModelConfig
 from kerf_runtime.models.llama.model import Llama, inverse_frequencies
+from kerf_runtime.models.llama.variants import VARIANTS
 from kerf_runtime.models.parameters import How, LoadedWeights, ParameterRule
 from kerf_runtime.models.sources import WeightSource
 
@@ -51,6 +52,16 @@ _LAYER = (
         ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v"),
     ),
     _Row(
+        "layers.{i}.attention.q_norm",
+        ("model.layers.{i}.self_attn.q_norm",),
+        ("blk.{i}.attn_q_norm",),
+    ),
+    _Row(
+        "layers.{i}.attention.k_norm",
+        ("model.layers.{i}.self_attn.k_norm",),
+        ("blk.{i}.attn_k_norm",),
+    ),
+    _Row(
         "layers.{i}.attention.o_proj",
         ("model.layers.{i}.self_attn.o_proj",),
         ("blk.{i}.attn_output",),
@@ -67,7 +78,7 @@ _LAYER = (
 )
 
 
-def plan(config: ModelConfig, source: WeightSource) -> LoadedWeights:
+def plan(config: LlamaModelConfig, source: WeightSource) -> LoadedWeights:
     """The rules for one checkpoint; pure apart from asking ``source`` for its names."""
     rows = {
         "embedding": (config.vocab_size,),
@@ -75,6 +86,8 @@ def plan(config: ModelConfig, source: WeightSource) -> LoadedWeights:
         "lm_head": (config.vocab_size,),
         "attention_norm": (config.hidden_size,),
         "qkv_proj": (config.q_size, config.kv_size, config.kv_size),
+        "q_norm": (config.head_dim,),
+        "k_norm": (config.head_dim,),
         "o_proj": (config.hidden_size,),
         "mlp_norm": (config.hidden_size,),
         "gate_up_proj": (config.intermediate_size, config.intermediate_size),
@@ -82,7 +95,7 @@ def plan(config: ModelConfig, source: WeightSource) -> LoadedWeights:
     }
     biased = {
         "qkv_proj": config.attention_bias,
-        "o_proj": config.attention_bias,
+        "o_proj": config.attention_output_bias,
         "gate_up_proj": config.mlp_bias,
         "down_proj": config.mlp_bias,
     }
@@ -92,13 +105,17 @@ def plan(config: ModelConfig, source: WeightSource) -> LoadedWeights:
         None,
     )
 
+    stores_pairs = any(v.gguf_pairs for v in VARIANTS if v.architecture == config.architecture)
+    absent = {"lm_head"} if config.tie_word_embeddings else set()
+    absent |= set() if config.qk_norm else {"q_norm", "k_norm"}
+
     def rules() -> Iterator[ParameterRule]:
         for row, index in _rows(config):
             leaf = row.ours.rpartition(".")[2]
-            if leaf == "lm_head" and config.tie_word_embeddings:
+            if leaf in absent:
                 continue
             names = row.gguf if source.is_gguf else row.hugging_face
-            unpair = source.is_gguf and leaf == "qkv_proj"
+            unpair = source.is_gguf and stores_pairs and leaf == "qkv_proj"
             scheme = config.quantization if leaf in biased else None
             for kind, how in _kinds(scheme, bias=biased.get(leaf, False)):
                 yield ParameterRule(
@@ -127,12 +144,12 @@ def _kinds(scheme: Fp8Scheme | None, *, bias: bool) -> Iterator[tuple[str, How]]
         yield "bias", How.COPY
 
 
-def _rows(config: ModelConfig) -> Iterator[tuple[_Row, int]]:
+def _rows(config: LlamaModelConfig) -> Iterator[tuple[_Row, int]]:
     yield from ((row, 0) for row in _GLOBAL)
     yield from ((row, index) for index in range(config.num_layers) for row in _LAYER)
 
 
-def _ignored(config: ModelConfig, source: WeightSource) -> frozenset[str]:
+def _ignored(config: LlamaModelConfig, source: WeightSource) -> frozenset[str]:
     """Frequencies are computed; a tied head may be stored a second time."""
     frequencies = {name for name in source.names() if name.endswith("rotary_emb.inv_freq")}
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -147,7 +164,7 @@ def halves_from_pairs(tensor: Tensor, heads: int) -> Tensor:
 
 def finish(
     model: Llama,
-    config: ModelConfig,
+    config: LlamaModelConfig,
     source: WeightSource,
     *,
     dtype: torch.dtype,

@@ -1,0 +1,172 @@
+"""Qwen2, Qwen3 and Mistral: Llamas with options, each with the answers of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.engine.engines import engine_args, generate, greedy_reference, started
+from tests.models.checkpoints import TINY, make_random, our_logits, write_gguf, write_safetensors
+from tests.models.parity import IDS, assert_parity, expected_pieces, load, pieces
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from kerf_runtime.errors import ModelError
+from kerf_runtime.models import read_model_config, supported_architectures
+
+
+def make_qwen2(**changes: Any) -> Qwen2ForCausalLM:
+    return make_random(Qwen2ForCausalLM, Qwen2Config(**{**TINY, **changes}))
+
+
+def make_qwen3(**changes: Any) -> Qwen3ForCausalLM:
+    return make_random(Qwen3ForCausalLM, Qwen3Config(**{**TINY, "head_dim": 32, **changes}))
+
+
+def make_mistral(**changes: Any) -> MistralForCausalLM:
+    sizes = {**TINY, "sliding_window": None}
+    return make_random(MistralForCausalLM, MistralConfig(**{**sizes, **changes}))
+
+
+def edit(folder: Path, **changes: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "variant"),
+    [
+        pytest.param(make_qwen2, {}, id="Qwen2"),
+        pytest.param(make_qwen2, {"tie_word_embeddings": True}, id="Qwen2 with a tied head"),
+        pytest.param(make_qwen3, {}, id="Qwen3"),
+        pytest.param(make_qwen3, {"tie_word_embeddings": True}, id="Qwen3 with a tied head"),
+        pytest.param(make_qwen3, {"attention_bias": True}, id="Qwen3 with biases"),
+        pytest.param(make_qwen3, {"rms_norm_eps": 1e-2}, id="Qwen3 with another epsilon"),
+        pytest.param(make_mistral, {}, id="Mistral"),
+        pytest.param(make_mistral, {"head_dim": 32}, id="Mistral with wide heads"),
+    ],
+)
+def test_safetensors_give_the_answers_of_transformers(
+    tmp_path: Path, make: Any, variant: dict[str, Any]
+) -> None:
+    model = make(**variant)
+    assert_parity(write_safetensors(tmp_path, model), model)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make_qwen2, "qwen2"), (make_qwen3, "qwen3"), (make_mistral, "llama")]
+)
+def test_gguf_gives_the_answers_of_transformers(tmp_path: Path, make: Any, name: str) -> None:
+    model = make()
+    assert_parity(write_gguf(tmp_path / "model.gguf", model, architecture=name), model)
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("make", [make_qwen2, make_qwen3, make_mistral])
+def test_every_layer_is_the_same_program(tmp_path: Path, make: Any, layers: int) -> None:
+    path = write_safetensors(tmp_path, make(num_hidden_layers=layers))
+    assert pieces(path) == expected_pieces(layers)
+
+
+def test_qwen2_has_biases_where_its_class_has_them_whatever_the_file_says(tmp_path: Path) -> None:
+    folder = edit(write_safetensors(tmp_path, make_qwen2()), attention_bias=False, mlp_bias=True)
+    config: Any = read_model_config(folder)
+    biases = (config.attention_bias, config.attention_output_bias, config.mlp_bias)
+    assert biases == (True, False, False)
+    stored = load_file(folder / "model.safetensors")
+    assert sum(name.endswith("bias") for name in stored) == 3 * config.num_layers
+    load(folder)
+
+
+def test_qwen3_without_a_head_size_has_heads_of_128(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_qwen3(head_dim=128))
+    edit(folder, head_dim=None)
+    assert read_model_config(folder).head_dim == 128
+
+
+def test_all_variants_are_among_the_supported_architectures() -> None:
+    names = {"MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"}
+    assert names <= set(supported_architectures())
+
+
+def window_of(tmp_path: Path, make: Any, **changes: Any) -> int | None:
+    return read_model_config(edit(write_safetensors(tmp_path, make()), **changes)).sliding_window
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "window"),
+    [
+        (make_mistral, {"sliding_window": None}, None),
+        (make_mistral, {"sliding_window": 40}, 40),
+        (make_qwen2, {"use_sliding_window": False, "sliding_window": 40}, None),
+        (make_qwen2, {"use_sliding_window": True, "sliding_window": None}, None),
+        (make_qwen2, {"use_sliding_window": True, "sliding_window": 40, "layer_types": None, "max_window_layers": 2}, 40),
+        (make_qwen2, {"use_sliding_window": True, "sliding_window": 40, "layer_types": None, "max_window_layers": 3}, None),
+        (make_qwen3, {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention"] * 3}, None),
+        (make_qwen3, {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}, 40),
+    ],
+)  # fmt: skip
+def test_the_sliding_window_is_read_as_its_class_means_it(
+    tmp_path: Path, make: Any, changes: dict[str, Any], window: int | None
+) -> None:
+    assert window_of(tmp_path, make, **changes) == window
+
+
+def test_a_mistral_without_the_key_has_the_window_of_its_class(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_mistral())
+    data = json.loads((folder / "config.json").read_text())
+    data.pop("sliding_window", None)
+    (folder / "config.json").write_text(json.dumps(data))
+    assert read_model_config(folder).sliding_window == MistralConfig().sliding_window
+
+
+@pytest.mark.parametrize("longest", [None, 65, 256])
+def test_sequences_that_need_the_window_are_refused_before_weights_are_read(
+    tmp_path: Path, longest: int | None
+) -> None:
+    folder = write_safetensors(tmp_path, make_mistral(sliding_window=64))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"sliding window of 64 tokens.*Set it to 64 or less") as e:
+        load(folder, max_model_len=longest)
+    assert e.value.where == "engine.maxModelLen"
+
+
+def test_sequences_up_to_the_window_are_exactly_those_of_transformers(tmp_path: Path) -> None:
+    model = make_mistral(sliding_window=len(IDS))
+    assert_parity(write_safetensors(tmp_path, model), model, max_model_len=len(IDS))
+
+
+def test_one_token_more_than_the_window_would_be_wrong(tmp_path: Path) -> None:
+    """The refusal is not too careful: transformers itself answers otherwise there."""
+    narrow = make_mistral(sliding_window=len(IDS) - 1)
+    path = write_safetensors(tmp_path, make_mistral())
+    ours = our_logits(load(path), IDS)
+    with torch.inference_mode():
+        theirs = narrow(torch.tensor([IDS])).logits[0]
+    assert (ours[:-1] - theirs[:-1]).abs().max() < 2e-4
+    assert (ours[-1] - theirs[-1]).abs().max() > 2e-4
+
+
+def test_a_window_wider_than_the_model_is_long_never_matters(tmp_path: Path) -> None:
+    load(write_safetensors(tmp_path, make_mistral(sliding_window=4096)))
+
+
+def test_the_engine_starts_when_max_model_len_is_within_the_window(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_mistral(sliding_window=64))
+    with pytest.raises(ModelError, match="sliding window of 64"):
+        started(engine_args(folder, engine={"maxModelLen": 65}))
+    core = started(engine_args(folder, engine={"maxModelLen": 64}))
+    model = make_mistral(sliding_window=64)
+    prompts = [IDS[:20], IDS[20:50]]
+    assert generate(core, prompts) == greedy_reference(model, prompts, 16)
