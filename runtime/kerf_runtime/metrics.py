@@ -94,6 +94,8 @@ _TABLE = (
                "Memory held by all graphs together."),
     MetricSpec("kerf_cudagraph_graphs", "gauge",
                "Captured batch descriptors.", ("mode",)),
+    MetricSpec("kerf_cudagraph_dropped_graphs", "gauge",
+               "Batch descriptors that were captured and dropped again.", ("mode", "reason")),
     # steps
     MetricSpec("kerf_dispatch", "counter",
                "Steps by the mode they ran in, the captured size (0 without a graph) and why.",
@@ -232,6 +234,11 @@ def _from_report(report: Mapping[str, Any]) -> Iterator[Metric]:
     for descriptor in descriptors:
         modes[descriptor["mode"]] = modes.get(descriptor["mode"], 0) + 1
     yield _gauge("kerf_cudagraph_graphs", [((mode,), count) for mode, count in modes.items()])
+    dropped: dict[tuple[str, ...], float] = {}
+    for graph in graphs.get("dropped") or []:
+        key = (graph["mode"], graph["reason"])
+        dropped[key] = dropped.get(key, 0) + 1
+    yield _gauge("kerf_cudagraph_dropped_graphs", dropped.items())
 
 
 def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:

@@ -23,6 +23,7 @@ class ConfigReason(StrEnum):
     SPLITTING_OPS_LIMIT = "SplittingOpsLimit"
     EAGER_BACKEND = "EagerBackend"
     MISSING_DEPENDENCY = "MissingDependency"
+    MEMORY_BUDGET = "MemoryBudget"
 
 
 class CacheReason(StrEnum):

@@ -114,6 +114,7 @@ other_settings = st.fixed_dictionaries(
             cudagraphMode=st.sampled_from(["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY"]),
             captureSizes=st.lists(st.integers(1, 64), min_size=1, max_size=4),
             cudagraphCopyInputs=st.booleans(),
+            graphMemoryBudget=st.sampled_from(["64Mi", "1Gi"]),
             strict=st.booleans(),
         ),
         "servedName": _names,

@@ -53,6 +53,7 @@ BASE = spec()
         # Attention is split out, so the pass is off and generates nothing.
         {"compilation": {"passes": {"attentionQuantFusion": True}}},
         {"compilation": {"cudagraphCopyInputs": True}},
+        {"compilation": {"graphMemoryBudget": "1Gi"}},
         {"engine": {"maxModelLen": 100, "maxNumSeqs": 3, "blockSize": 32, "kvCacheMemory": "2Gi"}},
         {"service": {"port": 8080}},
         {"probes": {"startupTimeoutSeconds": 60}},

@@ -54,3 +54,11 @@ def test_the_document_keeps_a_quantity_as_it_was_written():
     engine = spec(engine={"kvCacheMemory": "1.5Gi"}).engine
     assert engine.to_document()["kvCacheMemory"] == "1.5Gi"
     assert engine.kv_cache_bytes == 3 * 2**29
+
+
+def test_the_memory_of_graphs_is_a_quantity_or_unlimited():
+    assert spec().compilation.graph_memory_bytes is None
+    compilation = spec(compilation={"graphMemoryBudget": "0.5Gi"}).compilation
+    assert compilation.graph_memory_bytes == 2**29
+    with pytest.raises(ValueError, match=r"graphMemoryBudget\n.*'2 GB' is not a quantity"):
+        spec(compilation={"graphMemoryBudget": "2 GB"})

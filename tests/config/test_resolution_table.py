@@ -76,7 +76,9 @@ def test_the_tables_have_a_row_for_every_combination():
 
 
 def test_every_reason_of_a_change_occurs_in_the_tables():
-    assert set(CODES.values()) == set(ConfigReason) - {ConfigReason.MISSING_DEPENDENCY}
+    # A missing dependency is a warning; what memory allows is known after the capture only.
+    later = {ConfigReason.MISSING_DEPENDENCY, ConfigReason.MEMORY_BUDGET}
+    assert set(CODES.values()) == set(ConfigReason) - later
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -15,7 +15,9 @@ from kerf_runtime.config import (
     Quantization,
     resolve,
 )
+from kerf_runtime.config.resolve import with_graphs
 from kerf_runtime.errors import ConfigError
+from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
 MODES = tuple(mode.value for mode in CUDAGraphMode)
 ALWAYS, UNIFORM, SINGLE, NEVER = (
@@ -204,3 +206,41 @@ def test_the_json_form_has_numbers_and_names_only():
     assert (data["requested_mode"], data["mode"]) == ("FULL", "FULL_AND_PIECEWISE")
     assert data["changes"][0]["reason"] == "AttentionBackendLimit"
     assert data["passes"]["noopElimination"] is False
+
+
+def left_by_the_capture(strict, changes):
+    effective = resolve(spec(), platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
+    return with_graphs(
+        effective,
+        mode=CUDAGraphMode.FULL,
+        capture_sizes=(1, 2),
+        changes=changes,
+        strict=strict,
+    )
+
+
+OVER_BUDGET = ReasonedChange(
+    "captureSizes", "1, 2, 4", "1, 2", ConfigReason.MEMORY_BUDGET, "1 of 3 graphs do not fit"
+)
+
+
+def test_graphs_that_do_not_fit_their_memory_are_a_change_like_any_other():
+    effective = left_by_the_capture(False, [OVER_BUDGET])
+    assert effective.mode is CUDAGraphMode.FULL
+    assert effective.capture_sizes == (1, 2)
+    assert effective.changes[-1] == OVER_BUDGET
+    assert effective.requested_mode is CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+def test_strict_refuses_graphs_that_do_not_fit_their_memory():
+    assert left_by_the_capture(True, []).capture_sizes == (1, 2)
+    with pytest.raises(ConfigError, match=r"strict is set .*MemoryBudget: 1 of 3 graphs") as raised:
+        left_by_the_capture(True, [OVER_BUDGET])
+    assert raised.value.where == "compilation.strict"
+
+
+def test_the_memory_of_graphs_is_in_force_in_bytes():
+    wanted = spec(compilation={"graphMemoryBudget": "1Mi"})
+    effective = resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
+    assert effective.graph_memory_budget == 2**20
+    assert effective.to_json()["graph_memory_budget"] == 2**20

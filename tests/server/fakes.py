@@ -13,7 +13,14 @@ from typing import Any
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kerf_runtime.engine.messages import AddRequest, Failed, Phase, Started, TokenOutput
+from kerf_runtime.engine.messages import (
+    AddRequest,
+    Failed,
+    Phase,
+    Started,
+    TokenLogprobs,
+    TokenOutput,
+)
 from kerf_runtime.errors import EngineError
 from kerf_runtime.server.app import create_app
 from kerf_runtime.server.lifecycle import bind
@@ -47,6 +54,7 @@ REPORT: dict[str, Any] = {
         "captured": 2,
         "memory_bytes": 4096,
         "capture_seconds": 0.5,
+        "dropped": [{"mode": "FULL", "num_tokens": 16, "reason": "MemoryBudget"}],
         "descriptors": [
             {
                 "mode": mode,
@@ -82,6 +90,9 @@ class ByteTokenizer:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_name(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
@@ -164,7 +175,7 @@ class FakeClient:
                 elif produced >= limit:
                     reason = "length"
                 finished = reason is not None
-                yield TokenOutput(request.request_id, chunk, reason)
+                yield TokenOutput(request.request_id, chunk, reason, _logprobs(request, chunk))
                 if finished:
                     return
         finally:
@@ -174,6 +185,15 @@ class FakeClient:
     def _check_alive(self) -> None:
         if self.failed is not None:
             raise EngineError(self.failed.what)
+
+
+def _logprobs(request: AddRequest, tokens: list[int]) -> list[TokenLogprobs] | None:
+    """A token's own value is minus a thousandth of it; the likeliest are it, then A, B, C and so on."""
+    count = request.params.logprobs
+    if count is None:
+        return None
+    others = [(ord("A") + i, -1.0 - i) for i in range(count)]
+    return [TokenLogprobs(-t / 1000, [(t, -t / 1000), *others][:count]) for t in tokens]
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ FROM_THE_REPORT = [
     ("kerf_cudagraph_memory_bytes", {"mode": "PIECEWISE", "size": "8"}, 2048),
     ("kerf_cudagraph_pool_bytes", {}, 4096),
     ("kerf_cudagraph_graphs", {"mode": "FULL"}, 1),
+    ("kerf_cudagraph_dropped_graphs", {"mode": "FULL", "reason": "MemoryBudget"}, 1),
 ]
 FROM_THE_STATISTICS = [
     ("kerf_compilations_after_startup_total", {}, 1),

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
-from kerf_runtime.config.base import ConfigModel
+from kerf_runtime.config.base import ConfigModel, Quantity, parse_quantity
 from kerf_runtime.config.custom_ops import CUSTOM_OP_NAMES, CustomOpChoice, resolve_custom_ops
 from kerf_runtime.config.passes import PassConfig
 from kerf_runtime.errors import ConfigError
@@ -178,6 +178,14 @@ class CompilationConfig(ConfigModel):
             "Default: 1, 2, 4, then multiples of 8 up to maxNumSeqs. Changing it never recompiles, unless compileSizes names cudagraph_capture_sizes."
         ),
     )
+    graph_memory_budget: Quantity | None = Field(
+        None,
+        description=(
+            "Most memory that all recorded graphs may hold, as a quantity of bytes. When the measured memory is above "
+            "it, graphs are dropped, costliest per expected hit first, and their batches run in another graph or in "
+            "none; what was dropped is in /debug/graphs. Default: no limit."
+        ),
+    )
     compile_sizes: list[CompileSize] | None = Field(
         None,
         max_length=64,
@@ -228,6 +236,12 @@ class CompilationConfig(ConfigModel):
         except ConfigError as error:
             raise ValueError(f"customOps: {error.what}") from None
         return self
+
+    @property
+    def graph_memory_bytes(self) -> int | None:
+        """Most memory of all graphs in bytes; None without a limit."""
+        budget = self.graph_memory_budget
+        return None if budget is None else parse_quantity(budget)
 
     @property
     def compiles_capture_sizes(self) -> bool:

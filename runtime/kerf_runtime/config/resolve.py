@@ -6,7 +6,8 @@ log, ``/debug/graphs``, the ``kerf_effective_config_info`` metric and ``status.g
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "EffectiveConfig",
     "PlatformFacts",
     "resolve",
+    "with_graphs",
 ]
 
 NO_GRAPHS = "none"
@@ -65,6 +67,7 @@ class EffectiveConfig:
     Attributes:
         custom_ops: names of the layers that run as custom operators, sorted.
         compile_sizes: tokens of the static compilations, ascending; empty where no pieces are compiled.
+        graph_memory_budget: most bytes of all graphs; None without a limit.
         passes: the passes that run; all off where Inductor compiles no pieces.
         changes: every difference, in the order in which it was decided.
         warnings: what is in force as asked and may still not do what was hoped for.
@@ -75,6 +78,7 @@ class EffectiveConfig:
     requested_mode: CUDAGraphMode
     mode: CUDAGraphMode
     capture_sizes: tuple[int, ...]
+    graph_memory_budget: int | None
     splitting_ops: tuple[str, ...]
     dtype: DType
     max_model_len: int
@@ -118,15 +122,8 @@ def resolve(
     passes = declared.passes(compilation, level)
     compile_sizes = declared.compile_sizes(spec, level)
     changes += _switched_off(spec, level, passes, compile_sizes)
-    if compilation.strict and changes:
-        text = "; ".join(
-            f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
-        )
-        raise ConfigError(
-            f"strict is set and the configuration cannot be had as requested: {text}",
-            where="compilation.strict",
-            hint="Request what is supported, or set strict: false",
-        )
+    if compilation.strict:
+        _refuse(changes)
     dtype = engine.dtype
     if dtype is DType.AUTO:
         dtype = platform.default_dtype if platform.default_dtype is not DType.AUTO else model_dtype
@@ -138,6 +135,7 @@ def resolve(
         capture_sizes=(
             () if mode is CUDAGraphMode.NONE else declared.requested_capture_sizes(spec)
         ),
+        graph_memory_budget=compilation.graph_memory_bytes,
         splitting_ops=splitting,
         dtype=dtype,
         max_model_len=_max_model_len(engine.max_model_len, model_max_len),
@@ -150,6 +148,42 @@ def resolve(
         quantization=engine.quantization,
         changes=tuple(changes),
         warnings=_warnings(passes),
+    )
+
+
+def with_graphs(
+    effective: EffectiveConfig,
+    *,
+    mode: CUDAGraphMode,
+    capture_sizes: tuple[int, ...],
+    changes: Sequence[ReasonedChange],
+    strict: bool,
+) -> EffectiveConfig:
+    """``effective`` with what the capture left: some graphs may not fit their memory.
+
+    Raises:
+        ConfigError: there are changes and ``strict`` is set.
+    """
+    if strict:
+        _refuse(changes)
+    return replace(
+        effective,
+        mode=mode,
+        capture_sizes=capture_sizes,
+        changes=(*effective.changes, *changes),
+    )
+
+
+def _refuse(changes: Sequence[ReasonedChange]) -> None:
+    if not changes:
+        return
+    text = "; ".join(
+        f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
+    )
+    raise ConfigError(
+        f"strict is set and the configuration cannot be had as requested: {text}",
+        where="compilation.strict",
+        hint="Request what is supported, or set strict: false",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
+from kerf_runtime.cudagraph.budget import DroppedGraph, GraphKey, budget_changes, fit_budget
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
 from kerf_runtime.cudagraph.static_inputs import StaticInputs
@@ -22,8 +24,11 @@ from kerf_runtime.cudagraph.writes import WriteWatch
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 from kerf_runtime.platforms.interface import DeviceMemory, Platform
+from kerf_runtime.reasons import ReasonedChange
 
 __all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
+
+logger = logging.getLogger(__name__)
 
 DummyBatch = Callable[[BatchDescriptor], tuple[Tensor, Tensor, ForwardContext]]
 """Makes the realistic batch that is captured for a descriptor: input ids, positions, context."""
@@ -91,8 +96,9 @@ class GraphRunner:
             self._forward = StaticInputs(self._full, max_tokens)
         self._dispatcher = Dispatcher(effective.mode, ())
         self._capture_seconds = 0.0
-        self._measured: dict[tuple[CUDAGraphMode, BatchDescriptor], int] = {}
+        self._measured: dict[GraphKey, int] = {}
         """Bytes that the device lost to each descriptor, where the platform can tell."""
+        self._dropped: list[DroppedGraph] = []
 
     def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = CUDAGraphWrapper(
@@ -106,13 +112,33 @@ class GraphRunner:
         return wrapper
 
     @property
-    def plan(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
-        """What ``capture_all`` captures, in order."""
+    def plan(self) -> list[GraphKey]:
+        """What ``capture_all`` captures, in order; afterwards what it captured and kept."""
         return list(self._plan)
+
+    @property
+    def mode(self) -> CUDAGraphMode:
+        """The mode in force: NONE if every graph had to be dropped."""
+        lost = self._dropped and not self._plan
+        return CUDAGraphMode.NONE if lost else self._effective.mode
+
+    @property
+    def capture_sizes(self) -> tuple[int, ...]:
+        """The sizes that have a graph in any mode, ascending."""
+        return tuple(sorted({descriptor.num_tokens for _, descriptor in self._plan}))
+
+    @property
+    def changes(self) -> tuple[ReasonedChange, ...]:
+        """What ``graphMemoryBudget`` changed; empty if everything fits."""
+        budget = self._effective.graph_memory_budget or 0
+        return budget_changes(self._effective.mode, self._plan, self._dropped, budget)
 
     @torch.inference_mode()
     def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
         """Warm up and capture every descriptor of the plan, largest first.
+
+        While the measured memory is above ``graphMemoryBudget``, graphs are dropped and the others are
+        captured anew: what a graph of a shared pool holds is free only when no other graph holds it.
 
         Raises:
             CaptureError: the forward writes to its weights, waits for a value, or memory ran out.
@@ -121,13 +147,49 @@ class GraphRunner:
         if self._plan:
             self._watch_writes(dummy_batch(self._plan[-1][1]))
         self._weight_addresses = {name: t.data_ptr() for name, t in self._weights()}
+        self._capture_plan(dummy_batch, progress, self._num_warmups)
+        while self._drop_above_budget():
+            self._capture_plan(dummy_batch, progress, num_warmups=0)
+        self._capture_seconds = time.perf_counter() - started
+        self._dispatcher = Dispatcher(self.mode, self._plan)
+
+    def _drop_above_budget(self) -> bool:
+        """Whether graphs had to go; then no graph is left, and the plan has those that may stay."""
+        budget = self._effective.graph_memory_budget
+        if budget is None:
+            return False
+        measured = {key: self._describe(*key)["bytes"] for key in self._plan}
+        decision = fit_budget(measured, budget)
+        for graph in decision.dropped:
+            mode, descriptor = graph.key
+            logger.warning(
+                "dropped the %s graph of %d %s tokens, %d bytes (%s: all graphs hold %d bytes, "
+                "graphMemoryBudget is %d)",
+                mode,
+                descriptor.num_tokens,
+                "decode" if descriptor.uniform_decode else "mixed",
+                graph.bytes,
+                graph.reason,
+                sum(measured.values()),
+                budget,
+            )
+        if not decision.dropped:
+            return False
+        self._dropped += decision.dropped
+        self._plan = list(decision.kept)
+        for wrapper in (self._full, *self._pieces):
+            wrapper.captured.clear()
+        self._measured.clear()
+        return True
+
+    def _capture_plan(self, dummy_batch: DummyBatch, progress: Progress, num_warmups: int) -> None:
         with _frozen_garbage_collector(), self._platform.capture_pass():
             for index, (mode, descriptor) in enumerate(self._plan):
                 kind = "decode" if descriptor.uniform_decode else "mixed"
                 progress(f"{mode} {kind} {descriptor.num_tokens}", index / len(self._plan))
                 input_ids, positions, context = dummy_batch(descriptor)
                 warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
-                for _ in range(self._num_warmups):
+                for _ in range(num_warmups):
                     with set_forward_context(warm):
                         self._forward(input_ids, positions)
                 before = self._platform.memory()
@@ -138,8 +200,6 @@ class GraphRunner:
                 finally:
                     self._gate.open = False
                 self._measure(mode, descriptor, before)
-        self._capture_seconds = time.perf_counter() - started
-        self._dispatcher = Dispatcher(self._effective.mode, self._plan)
 
     def _watch_writes(self, batch: tuple[Tensor, Tensor, ForwardContext]) -> None:
         """Run one forward that is refused if it writes to a parameter or a buffer."""
@@ -222,6 +282,8 @@ class GraphRunner:
             "backend": self._effective.platform.graph_backend,
             "captured": len(descriptors),
             "memory_bytes": sum(d["bytes"] for d in descriptors),
+            "memory_budget_bytes": self._effective.graph_memory_budget,
+            "dropped": [graph.to_json() for graph in self._dropped],
             "capture_seconds": self._capture_seconds,
             "descriptors": descriptors,
         }

@@ -7,7 +7,7 @@ that importing torch is itself a timed phase.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from kerf_runtime.config import (
     needs_compile_cache,
     resolve,
 )
+from kerf_runtime.config.resolve import with_graphs
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.args import EngineArgs
@@ -37,7 +38,7 @@ from kerf_runtime.models import LoadedModel, load_model, model_config_digest, re
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.loader import torch_dtype
 from kerf_runtime.platforms import Platform, current_platform
-from kerf_runtime.reasons import CacheReason, DispatchReason
+from kerf_runtime.reasons import CacheReason, DispatchReason, ReasonedChange
 
 __all__ = ["CompiledModel", "StartedEngine", "compile_only", "describe", "start_engine"]
 
@@ -142,6 +143,15 @@ def start_engine(
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
             graphs.capture_all(runner.make_dummy_batch, clock.report("capture"))
+    if graphs.changes:
+        effective = with_graphs(
+            effective,
+            mode=graphs.mode,
+            capture_sizes=graphs.capture_sizes,
+            changes=graphs.changes,
+            strict=spec.compilation.strict,
+        )
+        _log(graphs.changes)
     return StartedEngine(config, effective, prepared, cache, Scheduler(limits), runner, graphs)
 
 
@@ -156,7 +166,12 @@ def _resolve(
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
     )
-    for change in (*effective.changes, *effective.warnings):
+    _log((*effective.changes, *effective.warnings))
+    return config, effective
+
+
+def _log(changes: Iterable[ReasonedChange]) -> None:
+    for change in changes:
         logger.info(
             "%s: %s -> %s (%s: %s)",
             change.field,
@@ -165,7 +180,6 @@ def _resolve(
             change.reason,
             change.message,
         )
-    return config, effective
 
 
 def _load(
