@@ -76,3 +76,67 @@ def test_tiles_hold_a_group_and_fit_shared_memory(
         assert tiles.rows >= group
         padded = 1 << (head_size - 1).bit_length()
         assert (tiles.rows + 2 * 2 * tiles.keys) * padded * itemsize <= 227 * 1024
+
+
+def test_compiled_kernels_get_every_argument_in_their_own_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launching by address binds nothing by name, so the order is checked here, without a GPU."""
+    import dataclasses
+    import math
+
+    import torch
+    from tests.ops.attention_cases import LAYER, make_case
+
+    from kerf_runtime.ops import attention_triton
+
+    launches: list[tuple[tuple[int, ...], dict[str, object]]] = []
+
+    class Compiled:
+        function = packed_metadata = None
+
+        def __init__(self, names: list[str]) -> None:
+            self.names = names
+
+        def run(self, *arguments: object) -> None:
+            grid, rest = arguments[:3], arguments[9:]
+            launches.append((grid, dict(zip(self.names, rest, strict=True))))  # type: ignore[arg-type]
+
+    def ready(kernel: attention_triton._Kernel, *_: object) -> attention_triton._Kernel:
+        return dataclasses.replace(kernel, compiled=Compiled(kernel.function.arg_names))
+
+    monkeypatch.setattr(attention_triton._Kernel, "ready", ready)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(attention_triton, "_ready", {})
+    decode = make_case([(5, 1), (9, 1)], heads=6, kv_heads=2, size=64, block_size=16)
+    mixed = make_case([(5, 1), (9, 30)], heads=6, kv_heads=2, size=64, block_size=16)
+    for case in (decode, mixed):
+        case.run(attention_triton.paged_attention)
+
+    assert [grid for grid, _ in launches] == [(2, 2, 2), (31, 1, 1), (2, 31 // 10 + 2, 1)]
+    for case, (_, found) in zip((decode, mixed, mixed), launches, strict=True):
+        metadata = case.metadata
+        tensors = {
+            **{"q": case.q, "k": case.k, "v": case.v},
+            **dict(zip(("key_cache", "value_cache"), case.kv_caches[LAYER], strict=True)),
+            **{"block_table": metadata.block_table, "seq_lens": metadata.seq_lens},
+            **{"slot_mapping": metadata.slot_mapping, "query_start": metadata.query_start},
+        }
+        numbers = {
+            **{"q_token": 6 * 64, "q_head": 64, "k_token": 128, "k_head": 64, "v_token": 128},
+            **{"v_head": 64, "out_token": 6 * 64, "out_head": 64, "splits": 2, "sequences": 2},
+            **{"table_row": metadata.block_table.stride(0), "scale": math.log2(math.e) / 8},
+            **{"G": 3, "G_PAD": 4, "HEADS": 6, "KV_HEADS": 2, "D": 64, "D_PAD": 64, "S": 16},
+            **{"MIN_TILES": 2, "UNROLL": 8, "STORE": 128, "ZERO": 512, "STAGES": 1, "TILE": 32},
+            **{"PRECISION": "ieee", "SCALED": False, "FP8_MAX": 448.0},
+        }
+        for name, value in found.items():
+            if name in tensors:
+                assert value == tensors[name].data_ptr(), name
+            elif name in numbers:
+                assert value == numbers[name], name
+            else:
+                assert name in {
+                    *("output", "output_scale", "partial", "statistics", "arrivals"),
+                    *("ROWS", "QUERIES"),
+                }

@@ -217,16 +217,25 @@ def _kernels_for(
     metadata: AttentionMetadata,
     output_scale: Tensor | None,
 ) -> _Kernels:
-    """The kernels for such arguments: compiled at the first call, found at every later one."""
+    """The kernels for such arguments: compiled at the first call, found at every later one.
+
+    Raises:
+        ValueError: the numbers of a head do not lie side by side.
+    """
     scale = output if output_scale is None else output_scale
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | output.data_ptr() | scale.data_ptr()
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *output.stride()[:2])
+    addresses |= metadata.block_table.data_ptr() | metadata.slot_mapping.data_ptr()
+    addresses |= metadata.seq_lens.data_ptr() | metadata.query_start.data_ptr()
+    layout = (q.stride(), k.stride(), v.stride(), output.stride())
     key = (
         *(q.device, q.dtype, output.dtype, output_scale is None, addresses % 16 == 0),
-        *(q.shape[1:], key_cache.shape[1:3], strides),
+        *(q.shape[1:], key_cache.shape[1:3], layout),
     )
     if key in _ready:
         return _ready[key]
+    if any(strides[2] != 1 for strides in layout):
+        raise ValueError(f"attention needs heads of adjacent numbers, not strides {layout}")
+    strides = tuple(stride for each in layout for stride in each[:2])
     heads, size = q.shape[1:]
     block_size, kv_heads = key_cache.shape[1:3]
     group = heads // kv_heads
