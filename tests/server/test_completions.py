@@ -91,6 +91,24 @@ def test_a_stop_string_ends_the_answer_wherever_the_steps_cut_it(serve, per_step
         assert client.aborted == [client.seen[0].request_id]
 
 
+@pytest.mark.parametrize("per_step", [1, 2, 20])
+def test_no_stop_string_ends_an_answer_below_min_tokens(serve, per_step):
+    client = FakeClient(reply=lambda r: "one two three", per_step=per_step).make_ready()
+    body = ask(serve(client), stop=[" "], max_tokens=30, min_tokens=5).json()
+    assert body["choices"][0]["text"] == "one two"
+
+
+def test_answers_to_several_prompts_come_prompt_by_prompt(serve):
+    client = FakeClient(reply=lambda r: chr(r.prompt_token_ids[0])).make_ready()
+    body = ask(serve(client), prompt=["a", "b"], n=2, seed=1).json()
+    assert [choice["text"] for choice in body["choices"]] == ["a", "a", "b", "b"]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+    seeds = [r.params.seed for r in sorted(client.seen, key=lambda r: r.request_id)]
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]
+
+
 def test_a_stream_joins_to_the_answer_and_ends_with_usage_when_asked(serve):
     client = FakeClient(reply=lambda r: "Grüße, 世界 🌍").make_ready()
     response = ask(

@@ -41,12 +41,44 @@ def test_invalid_json_is_400_and_says_where(serve):
     assert complete(http).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"[1]", b'"text"', b"null", b"", b"3"])
+@pytest.mark.parametrize("body", [b"[1]", b'"text"', b"3"])
 def test_a_body_that_is_no_object_is_400(serve, body):
     response = serve().post(
         "/v1/completions", content=body, headers={"content-type": "application/json"}
     )
     assert "JSON object" in error_of(response, 400)["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"null"])
+def test_no_body_is_400_and_called_that(serve, body):
+    for headers in ({"content-type": "application/json"}, {}):
+        response = serve().post("/v1/chat/completions", content=body, headers=headers)
+        error = error_of(response, 400)
+        if not (body and not headers):
+            assert "the request has no body. Send a JSON object" in error["message"]
+
+
+def test_a_body_of_another_type_is_400_and_names_the_type(serve):
+    body = b'{"model": "tiny", "prompt": "Hi"}'
+    kinds = {"text/plain": "Content-Type 'text/plain'", "": "Content-Type"}
+    for kind, words in kinds.items():
+        response = serve().post("/v1/completions", content=body, headers={"content-type": kind})
+        message = error_of(response, 400)["message"]
+        assert words in message
+        assert "Send Content-Type: application/json" in message
+
+
+def test_a_request_that_takes_too_long_is_504_and_aborted(serve):
+    client = FakeClient(hold=threading.Event()).make_ready()
+    http = serve(client, request_seconds=0.1)
+    error = error_of(complete(http), 504)
+    assert error["code"] == "timeout"
+    assert "within 0.1 seconds" in error["message"]
+    assert client.aborted == [client.seen[0].request_id]
+    stream = complete(http, stream=True)
+    assert '"code":"timeout"' in stream.text
+    assert "[DONE]" not in stream.text
+    eventually(lambda: http.state.outstanding == 0)
 
 
 def test_bytes_that_are_no_text_are_400(serve):
@@ -73,19 +105,27 @@ def test_bytes_that_are_no_text_are_400(serve):
         ({"top_k": -2}, "top_k", "greater than or equal to -1"),
         ({"top_k": 10**20}, "top_k", "less than or equal to"),
         ({"seed": 2**63}, "seed", "less than or equal to"),
-        ({"n": 2}, "n", "should be 1"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"n": 65}, "n", "65 answers in one request (1 prompts, n is 65); at most 64"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+        ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "the answer may have 5 tokens"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"logit_bias": {"257": 1}}, "logit_bias", "vocabulary of 257"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
+        ({"logit_bias": {"05": 1}}, "logit_bias", "'05' is not a token id"),
+        ({"logit_bias": {"Hello": 1}}, "logit_bias", "'Hello' is not a token id"),
+        ({"logit_bias": [5]}, "logit_bias", "valid dictionary"),
         ({"stop": ""}, "stop", "empty"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [1]}, "stop.0", "string"),
         ({"stop_token_ids": [257]}, "stop_token_ids", "vocabulary of 257"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", ""),
-        ({"logprobs": True}, "logprobs", "not supported"),
-        ({"logprobs": 0}, "logprobs", "not supported"),
-        ({"echo": True}, "echo", "not supported"),
         ({"best_of": 2}, "best_of", "not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"max_tokns": 5}, "max_tokns", "unknown parameter"),
@@ -95,6 +135,25 @@ def test_a_wrong_parameter_is_named(serve, ask, fields, param, words):
     error = error_of(ask(serve(), **fields), 400, param)
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "param", "words"),
+    [
+        (chat, {"logprobs": 1}, "logprobs", "valid boolean"),
+        (chat, {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        (chat, {"echo": True}, "echo", "not supported"),
+        (complete, {"logprobs": True}, "logprobs", "valid integer"),
+        (complete, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        (complete, {"top_logprobs": 2}, "top_logprobs", "not supported"),
+        (complete, {"echo": True, "logprobs": 0}, "echo", "exclude each other"),
+        (complete, {"n": 3, "best_of": 2}, "best_of", "n is 3"),
+        (complete, {"n": 33, "prompt": ["a", "b"]}, "n", "66 answers"),
+    ],
+)
+def test_a_wrong_parameter_of_one_api_is_named(serve, ask, fields, param, words):
+    assert words in error_of(ask(serve(), **fields), 400, param)["message"]
 
 
 @pytest.mark.parametrize("ask", [complete, chat])
@@ -107,8 +166,10 @@ def test_neutral_values_of_unsupported_parameters_pass(serve, ask):
         frequency_penalty=0,
         presence_penalty=0.0,
         logit_bias={},
-        logprobs=None,
+        logprobs=False,
+        top_logprobs=0,
         min_p=0,
+        min_tokens=0,
         repetition_penalty=1.0,
         response_format={"type": "text"},
         suffix=None,
@@ -216,7 +277,7 @@ def test_a_full_queue_is_429_with_retry_after_and_recovers(serve):
     for thread in threads:
         thread.join(10)
     assert complete(http).status_code == 200
-    assert http.state.outstanding == 0
+    eventually(lambda: http.state.outstanding == 0)
     assert 'kerf_requests_finished_total{model_name="tiny",reason="refused"} 1.0' in (
         http.get("/metrics").text
     )

@@ -122,10 +122,12 @@ def _serve(
     from kerf_runtime.cli.progress import open_progress
     from kerf_runtime.engine.client import EngineClient
     from kerf_runtime.models import load_tokenizer
+    from kerf_runtime.server.environment import api_key, request_seconds
     from kerf_runtime.server.lifecycle import bind
     from kerf_runtime.server.lifecycle import serve as serve_http
     from kerf_runtime.server.state import ServerSettings
 
+    key, limit = api_key(os.environ), request_seconds(os.environ)
     listener = bind(host, port)
     shown_host = f"[{host}]" if ":" in host else host
     url = f"http://{shown_host}:{listener.getsockname()[1]}"
@@ -135,7 +137,8 @@ def _serve(
         max_num_seqs=engine.max_num_seqs,
         max_queue_len=engine.max_queue_len,
         drain_seconds=document.spec.drain_seconds,
-        api_key=os.environ.get("KERF_API_KEY") or None,
+        api_key=key,
+        request_seconds=limit,
     )
     progress = open_progress(as_json=as_json)
 

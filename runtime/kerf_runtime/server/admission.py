@@ -33,16 +33,21 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that may run: one engine request per prompt."""
+    """A request that may run: one engine request per answer, those of the first prompt first.
+
+    Attributes:
+        id: of the whole request.
+        requests: of the engine.
+        stops: strings that end each answer.
+        prompt_tokens: tokens of all prompts; several answers to one prompt count it once.
+        echoes: what each answer begins with.
+    """
 
     id: str
     requests: tuple[AddRequest, ...]
     stops: tuple[str, ...]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(len(request.prompt_token_ids) for request in self.requests)
+    prompt_tokens: int
+    echoes: tuple[str, ...]
 
 
 async def admit_completion(state: ServerState, body: CompletionRequest) -> Admitted:
@@ -53,12 +58,7 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
     """
     tokenizer, started = _check_servable(state, body)
     prompts = body.prompts()
-    if len(prompts) > state.settings.max_prompts:
-        raise RequestError(
-            f"{len(prompts)} prompts in one request; at most {state.settings.max_prompts} are allowed",
-            where="prompt",
-            hint="Send several requests",
-        )
+    _check_answers(state, body, len(prompts))
     token_lists = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -67,7 +67,13 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
             token_lists.append(_check_tokens(prompt, started.vocab_size, where="prompt"))
     limit = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     explicit = body.max_tokens is not None
-    return _admitted("cmpl", body, started, token_lists, limit=limit, explicit=explicit)
+    echoes = None
+    if body.echo:
+        pairs = zip(prompts, token_lists, strict=True)
+        echoes = [p if isinstance(p, str) else tokenizer.decode(t) for p, t in pairs]
+    return _admitted(
+        "cmpl", body, started, token_lists, limit=limit, explicit=explicit, echoes=echoes
+    )
 
 
 async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
@@ -77,6 +83,7 @@ async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
         KerfError: it cannot be served; the status is in the class.
     """
     tokenizer, started = _check_servable(state, body)
+    _check_answers(state, body, 1)
     text = tokenizer.apply_chat_template([message.to_template() for message in body.messages])
     tokens = await _encode(tokenizer, text, special=False, where="messages")
     limit = body.limit
@@ -150,6 +157,17 @@ def _check_tokens(tokens: list[int], vocab_size: int, *, where: str) -> list[int
     return tokens
 
 
+def _check_answers(state: ServerState, body: SamplingFields, prompts: int) -> None:
+    answers, most = prompts * (body.n or 1), state.settings.max_answers
+    if answers > most:
+        raise RequestError(
+            f"{answers} answers in one request ({prompts} prompts, n is {body.n or 1}); at most "
+            f"{most} are allowed",
+            where="n" if prompts <= most and body.n else "prompt",
+            hint="Send several requests",
+        )
+
+
 def _admitted(
     prefix: str,
     body: SamplingFields,
@@ -158,22 +176,39 @@ def _admitted(
     *,
     limit: int,
     explicit: bool,
+    echoes: list[str] | None = None,
 ) -> Admitted:
     where = "messages" if prefix == "chatcmpl" else "prompt"
     stops = body.stops()
     _check_tokens(list(body.stop_token_ids or ()), started.vocab_size, where="stop_token_ids")
+    biased = [token for token, _ in body.bias()]
+    _check_tokens(biased, started.vocab_size, where="logit_bias")
     name = f"{prefix}-{uuid.uuid4().hex}"
-    requests = []
+    choices = body.n or 1
+    requests: list[AddRequest] = []
     for index, tokens in enumerate(prompts):
         max_tokens = _fit(len(tokens), limit, started.max_model_len, explicit=explicit, where=where)
-        requests.append(
-            AddRequest(
-                request_id=f"{name}-{index}",
-                prompt_token_ids=tokens,
-                params=body.sampling(max_tokens=max_tokens),
+        if (body.min_tokens or 0) > max_tokens:
+            raise RequestError(
+                f"min_tokens is {body.min_tokens}, and the answer may have {max_tokens} tokens",
+                where="min_tokens",
+                hint="Lower it, or raise max_tokens",
             )
+        requests.extend(
+            AddRequest(
+                request_id=f"{name}-{index * choices + choice}",
+                prompt_token_ids=tokens,
+                params=body.sampling(max_tokens=max_tokens, choice=choice),
+            )
+            for choice in range(choices)
         )
-    return Admitted(id=name, requests=tuple(requests), stops=tuple(stops))
+    return Admitted(
+        id=name,
+        requests=tuple(requests),
+        stops=tuple(stops),
+        prompt_tokens=sum(map(len, prompts)),
+        echoes=tuple(text for text in echoes or [""] * len(prompts) for _ in range(choices)),
+    )
 
 
 def _fit(prompt: int, limit: int, max_model_len: int, *, explicit: bool, where: str) -> int:

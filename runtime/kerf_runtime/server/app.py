@@ -6,7 +6,7 @@ import logging
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
@@ -14,10 +14,10 @@ from kerf_runtime import __version__
 from kerf_runtime.errors import KerfError
 from kerf_runtime.metrics import EngineCollector, EngineView, RequestMetrics
 from kerf_runtime.server import chat, completions, status
+from kerf_runtime.server.access import Access
 from kerf_runtime.server.context import ServerContext
 from kerf_runtime.server.middleware import Gate
 from kerf_runtime.server.responses import (
-    error_body,
     handle_http_exception,
     handle_kerf_error,
     handle_validation_error,
@@ -70,24 +70,11 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(ClientGone, _nobody_listens)
-    app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(Gate, max_body_bytes=settings.max_body_bytes, api_key=settings.api_key)
+    app.add_middleware(Access)  # the last one added is the outermost
     return app
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:
     """The response to a client that has gone; 499 is what access logs call it."""
     return Response(status_code=499)
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """A bug of ours: logged with its traceback by the server, told without."""
-    return JSONResponse(
-        error_body(
-            "an internal error; the server's log has the details",
-            status=500,
-            param=None,
-            code="internal_error",
-        ),
-        status_code=500,
-    )

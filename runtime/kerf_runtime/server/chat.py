@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from kerf_runtime.server.admission import Admitted, admit_chat, slot
-from kerf_runtime.server.completions import usage
+from kerf_runtime.server.completions import collect_all, usage
 from kerf_runtime.server.context import ServerContext, context_of
-from kerf_runtime.server.generation import collect
+from kerf_runtime.server.generation import Answer
+from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
 from kerf_runtime.server.responses import DONE, event
 from kerf_runtime.server.schema import ChatRequest
-from kerf_runtime.server.streaming import EventStream, unless_disconnected
+from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
 
 __all__ = ["router"]
 
@@ -31,24 +32,20 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     with context.counting_refusals():
         admitted = await admit_chat(context.state, body)
         with ExitStack() as stack:
-            stack.enter_context(slot(context.state, 1))
+            stack.enter_context(slot(context.state, len(admitted.requests)))
             if body.stream:
                 return EventStream(
                     _events(context, admitted, body, arrived), holding=stack.pop_all()
                 )
-            answer = await unless_disconnected(request, collect(context.run(admitted, 0, arrived)))
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
-    }
+            answers = await unless_disconnected(
+                request, collect_all(context.run_all(admitted, arrived))
+            )
+    texts = context.token_texts if body.logprobs else None
     return JSONResponse(
         {
             **_head(admitted, body.model, "chat.completion"),
-            "choices": [choice],
-            "usage": usage(admitted, answer.tokens),
+            "choices": [_choice(index, answer, texts) for index, answer in enumerate(answers)],
+            "usage": usage(admitted, sum(answer.tokens for answer in answers)),
         }
     )
 
@@ -59,20 +56,20 @@ async def _events(
     head = _head(admitted, body.model, "chat.completion.chunk")
     if body.wants_stream_usage:
         head["usage"] = None
-    tokens = 0
-    first = True
-    async with aclosing(context.run(admitted, 0, arrived)) as pieces:
-        async for piece in pieces:
-            tokens = piece.tokens
-            if first:
-                yield _chunk(head, {"role": "assistant", "content": ""}, None)
-                first = False
-            if piece.text:
-                yield _chunk(head, {"content": piece.text}, None)
+    texts = context.token_texts if body.logprobs else None
+    counts = [0] * len(admitted.requests)
+    async with aclosing(merge(context.run_all(admitted, arrived))) as pieces:
+        async for index, piece in pieces:
+            if counts[index] == 0:
+                yield _chunk(head, index, {"role": "assistant", "content": ""})
+            counts[index] = piece.tokens
+            if piece.text or piece.entries:
+                logprobs = chat_logprobs(piece.entries, texts) if texts and piece.entries else None
+                yield _chunk(head, index, {"content": piece.text}, logprobs=logprobs)
             if piece.finish_reason is not None:
-                yield _chunk(head, {}, piece.finish_reason)
+                yield _chunk(head, index, {}, finish_reason=piece.finish_reason)
     if body.wants_stream_usage:
-        yield event({**head, "choices": [], "usage": usage(admitted, tokens)})
+        yield event({**head, "choices": [], "usage": usage(admitted, sum(counts))})
     yield DONE
 
 
@@ -80,6 +77,27 @@ def _head(admitted: Admitted, model: str, kind: str) -> dict[str, Any]:
     return {"id": admitted.id, "object": kind, "created": int(time.time()), "model": model}
 
 
-def _chunk(head: dict[str, Any], delta: dict[str, str], finish_reason: str | None) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _choice(index: int, answer: Answer, texts: TokenTexts | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": None if texts is None else chat_logprobs(answer.entries, texts),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def _chunk(
+    head: dict[str, Any],
+    index: int,
+    delta: dict[str, str],
+    *,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> bytes:
+    choice = {
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
     return event({**head, "choices": [choice]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,11 +14,12 @@ from fastapi.responses import JSONResponse, Response
 from kerf_runtime.server.admission import Admitted, admit_completion, slot
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.generation import Answer, Piece, collect
+from kerf_runtime.server.logprobs import completion_logprobs
 from kerf_runtime.server.responses import DONE, event
 from kerf_runtime.server.schema import CompletionRequest
 from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
 
-__all__ = ["router", "usage"]
+__all__ = ["collect_all", "router", "usage"]
 
 router = APIRouter()
 
@@ -38,19 +39,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
                 )
             answers = await unless_disconnected(
                 request,
-                _collect_all(
-                    [
-                        context.run(admitted, index, arrived)
-                        for index in range(len(admitted.requests))
-                    ]
-                ),
+                collect_all(context.run_all(admitted, arrived)),
             )
+    wire = _Wire(context, admitted, body)
     return JSONResponse(
         {
             **_head(admitted, body.model),
             "choices": [
-                _choice(index, answer.text, answer.finish_reason)
-                for index, answer in enumerate(answers)
+                wire.choice(index, answer, first=True) for index, answer in enumerate(answers)
             ],
             "usage": usage(admitted, sum(answer.tokens for answer in answers)),
         }
@@ -67,7 +63,7 @@ def usage(admitted: Admitted, completion_tokens: int) -> dict[str, int]:
     }
 
 
-async def _collect_all(answers: list[AsyncGenerator[Piece, None]]) -> list[Answer]:
+async def collect_all(answers: list[AsyncGenerator[Piece, None]]) -> list[Answer]:
     """All answers at once; if one fails the others are cancelled, which aborts them."""
     tasks = [asyncio.create_task(collect(answer)) for answer in answers]
     try:
@@ -84,11 +80,13 @@ async def _events(
     head = _head(admitted, body.model)
     if body.wants_stream_usage:
         head["usage"] = None
+    wire = _Wire(context, admitted, body)
     counts = [0] * len(admitted.requests)
-    runs = [context.run(admitted, index, arrived) for index in range(len(counts))]
-    async for index, piece in merge(runs):
-        counts[index] = piece.tokens
-        yield event({**head, "choices": [_choice(index, piece.text, piece.finish_reason)]})
+    async with aclosing(merge(context.run_all(admitted, arrived))) as pieces:
+        async for index, piece in pieces:
+            first = counts[index] == 0
+            counts[index] = piece.tokens
+            yield event({**head, "choices": [wire.choice(index, piece, first=first)]})
     if body.wants_stream_usage:
         yield event({**head, "choices": [], "usage": usage(admitted, sum(counts))})
     yield DONE
@@ -103,5 +101,22 @@ def _head(admitted: Admitted, model: str) -> dict[str, Any]:
     }
 
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+class _Wire:
+    """Answers and pieces of them as choices."""
+
+    def __init__(self, context: ServerContext, admitted: Admitted, body: CompletionRequest) -> None:
+        self._texts = None if body.logprobs is None else context.token_texts
+        self._echoes = admitted.echoes
+
+    def choice(self, index: int, part: Answer | Piece, *, first: bool) -> dict[str, Any]:
+        """The choice at ``index``; ``first`` says that nothing of it was told before."""
+        echo = self._echoes[index]
+        logprobs = None
+        if self._texts is not None and (part.entries or isinstance(part, Answer)):
+            logprobs = completion_logprobs(part.entries, self._texts)
+        return {
+            "index": index,
+            "text": echo + part.text if first else part.text,
+            "logprobs": logprobs,
+            "finish_reason": part.finish_reason,
+        }

@@ -14,6 +14,7 @@ from kerf_runtime.errors import OverloadedError
 from kerf_runtime.metrics import RequestMetrics
 from kerf_runtime.server.admission import Admitted
 from kerf_runtime.server.generation import Piece, generate
+from kerf_runtime.server.logprobs import TokenTexts
 from kerf_runtime.server.state import ServerState
 
 __all__ = ["ServerContext", "context_of"]
@@ -38,7 +39,18 @@ class ServerContext:
             admitted.requests[index],
             admitted.stops,
             arrived,
+            seconds=self.state.settings.request_seconds,
         )
+
+    def run_all(self, admitted: Admitted, arrived: float) -> list[AsyncGenerator[Piece, None]]:
+        """``run`` of every answer."""
+        return [self.run(admitted, index, arrived) for index in range(len(admitted.requests))]
+
+    @property
+    def token_texts(self) -> TokenTexts:
+        """Single tokens as text."""
+        assert self.state.tokenizer is not None  # as above
+        return TokenTexts(self.state.tokenizer)
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from kerf_runtime.engine.messages import AddRequest
+from kerf_runtime.engine.messages import AddRequest, TokenOutput
 from kerf_runtime.errors import EngineError, KerfError, RequestError
 from kerf_runtime.metrics import RequestMetrics
 from kerf_runtime.server.detokenize import IncrementalDecoder, StopMatcher
+from kerf_runtime.server.logprobs import TokenEntry
+from kerf_runtime.server.responses import TimedOutError
 from kerf_runtime.server.state import ChatTokenizer, Client
 
 __all__ = ["Answer", "Piece", "collect", "generate"]
@@ -18,11 +21,15 @@ __all__ = ["Answer", "Piece", "collect", "generate"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of an answer.  ``tokens`` is the number generated so far; the last has a reason."""
+    """Some text of an answer.  ``tokens`` is the number generated so far; the last has a reason.
+
+    ``entries`` are the tokens whose text it starts or continues, if log probabilities were asked for.
+    """
 
     text: str
     tokens: int
     finish_reason: str | None = None
+    entries: tuple[TokenEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Answer:
     text: str
     tokens: int
     finish_reason: str
+    entries: tuple[TokenEntry, ...] = ()
 
 
 async def generate(
@@ -41,41 +49,38 @@ async def generate(
     request: AddRequest,
     stops: tuple[str, ...],
     arrived: float,
+    *,
+    seconds: float | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Pieces of one answer; the last one, and only it, has a finish reason.
 
     Closing the iterator early aborts the request in the engine.  ``arrived`` is a ``perf_counter``
-    value from when the HTTP request came.
+    value from when the HTTP request came; ``seconds`` later it is given up.
 
     Raises:
         RequestError: the engine cannot run the request as asked.
-        EngineError: the engine died or gave the request up.
+        EngineError: the engine died or gave the request up, or the time is over.
     """
-    decoder, matcher = IncrementalDecoder(tokenizer.decode), StopMatcher(stops)
+    text = _Text(tokenizer, stops, min_tokens=request.params.min_tokens)
     clock = _Clock(metrics, arrived)
-    tokens, reason = 0, "abort"
+    reason = "abort"
     try:
         # Closing explicitly: the abort must not wait for the garbage collector.
-        async with aclosing(client.generate(request)) as outputs:
-            async for output in outputs:
+        outputs = client.generate(request)
+        timed = outputs if seconds is None else _within(outputs, arrived + seconds, seconds)
+        async with aclosing(outputs), aclosing(timed):
+            async for output in timed:
                 clock.tokens(len(output.token_ids))
-                tokens += len(output.token_ids)
-                text = matcher.push(decoder.push(output.token_ids))
-                if output.finish_reason is not None and not matcher.stopped:
-                    text += matcher.push(decoder.flush())
-                if matcher.stopped:
-                    reason = "stop"
-                elif output.finish_reason is not None:
-                    reason = output.finish_reason
-                    text += matcher.flush()
-                if reason in ("stop", "length"):
-                    yield Piece(text, tokens, reason)
+                piece = text.push(output)
+                if piece.finish_reason in ("stop", "length"):
+                    reason = piece.finish_reason
+                    yield piece
                     return
-                if output.finish_reason is not None:
+                if piece.finish_reason is not None:
                     reason = "error"
-                    raise EngineError(f"the engine gave the request up ({output.finish_reason})")
-                if text:
-                    yield Piece(text, tokens)
+                    raise EngineError(f"the engine gave the request up ({piece.finish_reason})")
+                if piece.text:
+                    yield piece
         reason = "error"
         raise EngineError("the engine ended the request without a reason")
     except RequestError:
@@ -94,11 +99,91 @@ async def generate(
 
 async def collect(pieces: AsyncIterator[Piece]) -> Answer:
     """The whole answer of ``generate``."""
-    texts, tokens, reason = [], 0, "stop"
+    texts: list[str] = []
+    entries: list[TokenEntry] = []
+    tokens, reason = 0, "stop"
     async for piece in pieces:
         texts.append(piece.text)
+        entries.extend(piece.entries)
         tokens, reason = piece.tokens, piece.finish_reason or reason
-    return Answer("".join(texts), tokens, reason)
+    return Answer("".join(texts), tokens, reason, tuple(entries))
+
+
+async def _within(
+    outputs: AsyncGenerator[TokenOutput, None], deadline: float, seconds: float
+) -> AsyncGenerator[TokenOutput, None]:
+    """The outputs, until the ``perf_counter`` says ``deadline``, ``seconds`` after the arrival."""
+    while True:
+        try:
+            left = deadline - time.perf_counter()
+            output = await asyncio.wait_for(anext(outputs), max(left, 0.0))
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise TimedOutError(
+                f"the answer was not finished within {seconds:g} seconds",
+                hint="Ask for fewer tokens, or retry when there is less load",
+            ) from None
+        yield output
+
+
+class _Text:
+    """Text of one answer as it becomes certain, and the tokens it is made of.
+
+    A token's entry is told with the first piece that reaches beyond the token's start.  Tokens behind
+    a stop string, and an end token without text, are not part of the answer and have none.
+    """
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, stops: tuple[str, ...], *, min_tokens: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = IncrementalDecoder(tokenizer.decode)
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self._decoded = 0
+        self._shown = 0
+        self._held: list[TokenEntry] = []
+        self.tokens = 0
+
+    def push(self, output: TokenOutput) -> Piece:
+        """What these tokens add; with the engine's reason, or ``stop`` if a stop string was found."""
+        text = ""
+        reason = output.finish_reason
+        for index, token in enumerate(output.token_ids):
+            self.tokens += 1
+            if output.logprobs is not None:
+                found = output.logprobs[index]
+                self._held.append(TokenEntry(token, self._decoded, found.logprob, found.top))
+            if not self._matcher.stopped:
+                text += self._match(self._decoder.push([token]))
+        if reason is not None and not self._matcher.stopped:
+            text += self._match(self._decoder.flush())
+        if self._matcher.stopped:
+            reason = "stop"
+        elif reason is not None:
+            text += self._matcher.flush()
+        self._shown += len(text)
+        return Piece(text, self.tokens, reason, self._take(reason))
+
+    def _match(self, text: str) -> str:
+        self._decoded += len(text)
+        # Stop strings, too, may not end an answer that is too short.
+        return text if self.tokens < self._min_tokens else self._matcher.push(text)
+
+    def _take(self, reason: str | None) -> tuple[TokenEntry, ...]:
+        """The entries to tell now."""
+        if not self._held:
+            return ()
+        if reason is not None and not self._matcher.stopped:
+            last = self._held[-1]
+            if reason == "stop" and not self._tokenizer.decode([last.token_id]):
+                self._held.pop()
+            ready = len(self._held)
+        else:
+            ready = sum(entry.offset < self._shown for entry in self._held)
+        told, self._held = self._held[:ready], self._held[ready:]
+        return tuple(told)
 
 
 class _Clock:

@@ -1,23 +1,19 @@
-"""Plain ASGI middleware: body limit, API key, request id.  No buffering, streams pass untouched."""
+"""Plain ASGI middleware: body limit and API key.  No buffering, streams pass untouched."""
 
 from __future__ import annotations
 
 import hmac
-import re
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kerf_runtime.server.responses import BodyTooLargeError, UnauthorizedError, error_response
 
 __all__ = ["Gate"]
 
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,128}$")
-
 
 class Gate:
-    """Refuses bodies above a limit and wrong API keys, and names every response.
+    """Refuses bodies above a limit and wrong API keys.
 
     The limit holds for bodies without a Content-Length too: they are counted while they arrive.
     Only paths below ``/v1`` need the key: probes and scrapers have none.
@@ -33,21 +29,16 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
-        if not _REQUEST_ID.match(request_id):
-            request_id = uuid.uuid4().hex
         too_large: BodyTooLargeError | None = None
 
-        async def named_send(message: Message) -> None:
+        async def watched_send(message: Message) -> None:
             if too_large is not None:
                 return  # whatever the application made of the cut body
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         refusal = self._refusal(scope["path"], headers)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, named_send)
+            await error_response(refusal)(scope, receive, watched_send)
             return
         received = 0
 
@@ -60,10 +51,10 @@ class Gate:
                 return {"type": "http.disconnect"}
             return message
 
-        await self._app(scope, counted_receive, named_send)
+        await self._app(scope, counted_receive, watched_send)
         if too_large is not None:
             refusal, too_large = too_large, None
-            await error_response(refusal)(scope, receive, named_send)
+            await error_response(refusal)(scope, receive, watched_send)
 
     def _refusal(self, path: str, headers: Headers) -> BodyTooLargeError | UnauthorizedError | None:
         if self._key is not None and path.startswith("/v1/"):

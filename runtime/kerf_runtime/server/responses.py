@@ -16,6 +16,7 @@ from kerf_runtime.errors import EngineError, KerfError, OverloadedError, Request
 __all__ = [
     "DONE",
     "BodyTooLargeError",
+    "TimedOutError",
     "UnauthorizedError",
     "UnavailableError",
     "UnknownModelError",
@@ -25,6 +26,7 @@ __all__ = [
     "handle_http_exception",
     "handle_kerf_error",
     "handle_validation_error",
+    "internal_error_response",
 ]
 
 DONE = b"data: [DONE]\n\n"
@@ -37,6 +39,7 @@ _TYPES = {
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 
@@ -64,11 +67,18 @@ class UnavailableError(EngineError):
     http_status = 503
 
 
+class TimedOutError(EngineError):
+    """The answer took longer than the server allows."""
+
+    http_status = 504
+
+
 _CODES: dict[type[KerfError], str] = {
     UnknownModelError: "model_not_found",
     UnauthorizedError: "invalid_api_key",
     BodyTooLargeError: "request_too_large",
     OverloadedError: "queue_full",
+    TimedOutError: "timeout",
 }
 
 
@@ -101,6 +111,17 @@ def error_response(error: KerfError) -> JSONResponse:
     return JSONResponse(body, status_code=status, headers=headers)
 
 
+def internal_error_response() -> JSONResponse:
+    """The response to a bug of ours, which the log has and the client need not know."""
+    body = error_body(
+        "an internal error; the server's log has the details",
+        status=500,
+        param=None,
+        code="internal_error",
+    )
+    return JSONResponse(body, status_code=500)
+
+
 async def handle_kerf_error(request: Request, error: Exception) -> JSONResponse:
     """FastAPI handler of every ``KerfError``."""
     assert isinstance(error, KerfError)  # registered for KerfError only
@@ -110,7 +131,9 @@ async def handle_kerf_error(request: Request, error: Exception) -> JSONResponse:
 async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
     """FastAPI handler of a body that does not fit the schema: 400, naming the first wrong field."""
     assert isinstance(error, RequestValidationError)  # registered for it only
-    return error_response(_first_problem(error.errors()))
+    problems = error.errors()
+    unread = _unread_body(problems, request.headers.get("content-type"))
+    return error_response(unread or _first_problem(problems))
 
 
 async def handle_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -128,6 +151,22 @@ async def handle_http_exception(request: Request, error: Exception) -> JSONRespo
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _unread_body(problems: Sequence[dict[str, Any]], kind: str | None) -> RequestError | None:
+    """The error of a body that is empty, or was not read as JSON because of its type."""
+    first = problems[0] if problems else {}
+    if tuple(first.get("loc", ())) != ("body",):
+        return None
+    if first.get("type") == "missing" or first.get("input") in (None, b"", {}):
+        return RequestError("the request has no body", hint="Send a JSON object")
+    if isinstance(first.get("input"), bytes):
+        shown = "no Content-Type" if kind is None else f"Content-Type {kind[:80]!r}"
+        return RequestError(
+            f"the request has {shown}, so its body was not read as JSON",
+            hint="Send Content-Type: application/json",
+        )
+    return None
 
 
 def _first_problem(problems: Sequence[dict[str, Any]]) -> RequestError:

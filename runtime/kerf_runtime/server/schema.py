@@ -1,18 +1,21 @@
 """What may be asked: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
 A field that would change the answer and is not supported is refused, never ignored; the same field
-with its neutral value (``n: 1``, ``logprobs: false``) passes.  ``UNSUPPORTED`` lists those values, and
+with its neutral value (``tools: []``, ``echo: false`` in a chat) passes.  ``UNSUPPORTED`` lists those values, and
 ``HINTS`` the fields that never change an answer.  Names and defaults are those of OpenAI's API, plus
-``top_k``, ``ignore_eos`` and ``stop_token_ids``, which the field's servers share.
+``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``ignore_eos`` and ``stop_token_ids``,
+which the field's servers share.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kerf_runtime.engine.messages import SamplingParams
+from kerf_runtime.engine.seeds import seed_of_choice
 from kerf_runtime.errors import RequestError
 
 __all__ = [
@@ -25,23 +28,18 @@ __all__ = [
     "check_text",
 ]
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "store": (False,),
@@ -68,6 +66,9 @@ HINTS = frozenset(
 """Known fields that are accepted and have no effect on the answer."""
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class StreamOptions(BaseModel):
@@ -87,7 +88,9 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(description="A name listed by /v1/models.")
-    n: Literal[1, None] = Field(None, description="Number of answers; only 1 is supported.")
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None, description="Number of answers to each prompt. Default 1."
+    )
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
         None, description="0 always takes the most likely token. Default 1."
     )
@@ -98,11 +101,33 @@ class SamplingFields(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
         None, description="Draw from this many of the most likely tokens; 0 and -1: all. Default 0."
     )
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Drop tokens less likely than this share of the likeliest. Default 0: none.",
+    )
+    presence_penalty: Penalty | None = Field(
+        None, description="Subtracted from the logits of tokens in the answer. Default 0."
+    )
+    frequency_penalty: Penalty | None = Field(
+        None, description="Subtracted once per time that a token is in the answer. Default 0."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = (
+        Field(
+            None,
+            description="Above 1 makes tokens of prompt and answer less likely. Default 1.",
+        )
+    )
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
+        None, description="Token ids (as text) and what is added to their logits, -100 to 100."
+    )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None, description="The same seed and request give the same answer. Default: drawn."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most tokens of the answer."
+    )
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Nothing ends the answer before this many tokens. Default 0."
     )
     stop: str | list[str] | None = Field(
         None, description="Up to 16 strings that end the answer and are not part of it."
@@ -131,16 +156,51 @@ class SamplingFields(BaseModel):
             check_text(stop, where="stop")
         return stops
 
-    def sampling(self, *, max_tokens: int) -> SamplingParams:
-        """The engine's parameters; ``max_tokens`` as admission decided."""
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """Token ids and what is added to their logits.
+
+        Raises:
+            RequestError: a key is no token id.
+        """
+        pairs = []
+        for key, value in (self.logit_bias or {}).items():
+            # Canonical, so that no token is named twice; short, because int() limits digits.
+            if not (_TOKEN_ID.fullmatch(key)):
+                raise RequestError(
+                    f"{key[:40]!r} is not a token id",
+                    where="logit_bias",
+                    hint="Keys are token ids, written as decimal numbers",
+                )
+            pairs.append((int(key), float(value)))
+        return tuple(pairs)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """None for no log probabilities; else the number of alternatives per token."""
+        raise NotImplementedError
+
+    def sampling(self, *, max_tokens: int, choice: int) -> SamplingParams:
+        """The engine's parameters.
+
+        Args:
+            max_tokens: as admission decided.
+            choice: which of ``n`` answers; each has a seed of its own.
+        """
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
-            seed=self.seed,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.bias(),
+            min_tokens=self.min_tokens or 0,
+            seed=None if self.seed is None else seed_of_choice(self.seed, choice),
             ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.wanted_logprobs,
         )
 
     @property
@@ -155,6 +215,23 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | TokenIds | list[TokenIds] = Field(
         description="One prompt, as text or as token ids, or a list of them."
     )
+    logprobs: TopLogprobs | None = Field(
+        None, description="Tell the log probability of every token and of this many likelier ones."
+    )
+    echo: bool | None = Field(None, description="Begin the answer with the prompt. Default false.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Only the value of n is supported: answers are not ranked."
+    )
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _false_is_none(cls, value: object) -> object:
+        return None if value is False else value
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """None for no log probabilities; else the number of alternatives per token."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list.
@@ -213,6 +290,18 @@ class ChatRequest(SamplingFields):
         None, description="Most tokens of the answer; the newer name of max_tokens."
     )
 
+    logprobs: bool | None = Field(
+        None, description="Tell the log probability of every token. Default false."
+    )
+    top_logprobs: TopLogprobs | None = Field(
+        None, description="Also those of this many likeliest tokens; needs logprobs: true."
+    )
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """None for no log probabilities; else the number of alternatives per token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -250,6 +339,22 @@ def check_extra_fields(request: SamplingFields) -> None:
     if request.stream_options is not None and not request.stream:
         raise RequestError("only allowed with stream: true", where="stream_options")
     _check(request.model_extra or {}, prefix="")
+    if isinstance(request, CompletionRequest):
+        if request.best_of not in (None, request.n or 1):
+            raise RequestError(
+                f"best_of is {request.best_of} and n is {request.n or 1}: ranking answers is not "
+                "supported",
+                where="best_of",
+                hint="Leave it out, and choose among n answers by their logprobs",
+            )
+        if request.echo and request.logprobs is not None:
+            raise RequestError(
+                "log probabilities of the prompt are not computed, so echo and logprobs exclude "
+                "each other",
+                where="echo",
+            )
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise RequestError("only allowed with logprobs: true", where="top_logprobs")
     if isinstance(request, ChatRequest):
         for index, message in enumerate(request.messages):
             if message.content is None and message.role != "assistant":

@@ -55,6 +55,9 @@ class ChatTokenizer(Protocol):
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
 
+    def token_name(self, token_id: int) -> str | None:
+        """How the vocabulary writes a token; None if there is no such token."""
+
     def apply_chat_template(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
     ) -> str:
@@ -70,8 +73,10 @@ class ServerSettings:
     max_queue_len: int = 256
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body; a long prompt is far below it."""
-    max_prompts: int = 64
-    """Most prompts in one completions request."""
+    max_answers: int = 64
+    """Most answers of one request: prompts times ``n``."""
+    request_seconds: float | None = None
+    """How long a request may take from its arrival; None for ever."""
     drain_seconds: float = 30.0
     drain_lag_seconds: float = 2.0
     """After SIGTERM, new requests are still served this long: endpoints take a moment to forget a pod."""

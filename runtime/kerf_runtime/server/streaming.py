@@ -67,6 +67,11 @@ async def merge(iterators: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tupl
 
     An error in one ends all of them.
     """
+    if len(iterators) == 1:
+        async with aclosing(iterators[0]) as only:
+            async for piece in only:
+                yield 0, piece
+        return
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(maxsize=64)
 
     async def drain(index: int, iterator: AsyncGenerator[T, None]) -> None:

@@ -1,0 +1,125 @@
+"""Log probabilities in the two wire formats, and single tokens as text and bytes.
+
+A token need not be text: characters may span several tokens, and tokenizers drop the space that a word
+starts with when it stands alone.  ``TokenTexts`` undoes both where the tokenizer's own name of the token
+allows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kerf_runtime.server.state import ChatTokenizer
+
+__all__ = ["TokenEntry", "TokenTexts", "chat_logprobs", "completion_logprobs"]
+
+_REPLACEMENT = "\ufffd"
+_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WORD_START = "\u2581"
+
+
+@dataclass(frozen=True)
+class TokenEntry:
+    """One generated token.
+
+    Attributes:
+        token_id: the token.
+        offset: characters of the answer before it.
+        logprob: natural logarithm of its probability.
+        top: likeliest tokens at its place and their logarithms.
+    """
+
+    token_id: int
+    offset: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class TokenTexts:
+    """Single tokens of one tokenizer as text and as bytes."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, token_id: int) -> str:
+        """The token's text; ``bytes:\\xNN`` if it is a part of a character."""
+        text, data = self._describe(token_id)
+        if _REPLACEMENT in text and data is not None:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return text
+
+    def utf8(self, token_id: int) -> list[int] | None:
+        """The token's bytes in UTF-8; None if they cannot be told."""
+        data = self._describe(token_id)[1]
+        return None if data is None else list(data)
+
+    def _describe(self, token_id: int) -> tuple[str, bytes | None]:
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        name = self._tokenizer.token_name(token_id)
+        if _REPLACEMENT in text:
+            data = None if name is None else _bytes_of_name(name)
+            if data is None:
+                return text, None
+            return data.decode("utf-8", errors="replace"), data
+        if name is not None and name.startswith(_WORD_START) and not text.startswith(" "):
+            text = f" {text}"
+        return text, text.encode()
+
+
+def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
+    """The ``logprobs`` of a chat choice."""
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": texts.text(token_id),
+            "logprob": logprob,
+            "bytes": texts.utf8(token_id),
+        }
+
+    content = [
+        {**token(e.token_id, e.logprob), "top_logprobs": [token(*pair) for pair in e.top]}
+        for e in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
+    """The ``logprobs`` of a completions choice."""
+    top = []
+    for entry in entries:
+        # Different tokens may have the same text: the likeliest keeps it.
+        row: dict[str, float] = {}
+        for token_id, logprob in entry.top:
+            row.setdefault(texts.text(token_id), logprob)
+        row.setdefault(texts.text(entry.token_id), entry.logprob)
+        top.append(row)
+    return {
+        "tokens": [texts.text(entry.token_id) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": top,
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def _bytes_of_name(name: str) -> bytes | None:
+    """Bytes of a token that is no text: ``<0xNN>``, or letters that each stand for a byte."""
+    match = _BYTE_NAME.fullmatch(name)
+    if match:
+        return bytes([int(match.group(1), 16)])
+    alphabet = _byte_alphabet()
+    if all(letter in alphabet for letter in name):
+        return bytes(alphabet[letter] for letter in name)
+    return None
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """The letters of byte-level tokenizers (Radford et al., 2019): printable bytes stand for themselves,
+    the others for letters from U+0100 on, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
