@@ -52,7 +52,9 @@ def test_names_and_weights_do_not_count(base):
         ({"max_position_embeddings": 64}, (True, False, False)),
         ({"num_kv_heads": 4}, (True, True, False)),
         ({"dtype": torch.bfloat16}, (True, True, True)),
-        ({"attention_bias": True}, (True, True, True)),
+        ({"attention_bias": True}, (True, True, False)),
+        ({"attention_output_bias": True}, (False, True, True)),
+        ({"qk_norm": True}, (True, True, False)),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

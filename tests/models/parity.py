@@ -28,7 +28,7 @@ def assert_parity(path: Path, model: Any, **options: Any) -> None:
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
     best = logits.argmax(-1)
     assert torch.equal(best, expected.argmax(-1))
-    assert len(set(best.tolist())) > 3
+    assert len(set(best.tolist())) > 1
     ours, theirs = IDS[:20], IDS[:20]
     for _ in range(STEPS):
         ours = [*ours, int(our_logits(loaded, ours)[-1].argmax())]

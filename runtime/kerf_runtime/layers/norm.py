@@ -1,16 +1,17 @@
-"""RMSNorm as a layer: with its weight, and with the residual addition where there is a residual."""
+"""Norms as layers: with their weights, and with the residual addition where there is a residual."""
 
 from __future__ import annotations
 
 from typing import ClassVar, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerf_runtime.layers.custom_op import CustomOp
 from kerf_runtime.ops.norm import fused_add_rms_norm_native, rms_norm_native
 
-__all__ = ["FusedAddRMSNormOp", "RMSNorm", "RMSNormOp"]
+__all__ = ["FusedAddRMSNormOp", "LayerNorm", "RMSNorm", "RMSNormOp"]
 
 
 class RMSNormOp(CustomOp):
@@ -70,3 +71,28 @@ class RMSNorm(nn.Module):
             return normed
         both: tuple[Tensor, Tensor] = self.add(x, residual, self.weight, self.eps)
         return both
+
+
+class LayerNorm(nn.Module):
+    """Normalisation to mean 0 and variance 1, then weight and bias, in float32 inside (Ba et al., 2016).
+
+    It has one form only, ATen.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.bias = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x [T, E]; with a residual, the norm of ``x + residual`` and that sum."""
+        total = x if residual is None else x + residual
+        normed = F.layer_norm(total, self.weight.shape, self.weight, self.bias, self.eps)
+        return normed if residual is None else (normed, total)

@@ -7,7 +7,7 @@ model, never two models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.layers.quantization import quantize_rows
+from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.sources import WeightSource
 from kerf_runtime.ops.quant import FP8
 
-__all__ = ["How", "LoadedWeights", "ParameterRule", "Progress", "fill"]
+__all__ = ["How", "LoadedWeights", "ParameterRule", "Progress", "fill", "tensors_of_module"]
 
 Progress = Callable[[str, float | None], None]
 """Called with a detail for people and the fraction done (0..1), or None if unknown."""
@@ -50,6 +51,7 @@ class ParameterRule:
         rows: rows of each source.
         adapt: what to do to each source before it is used (None: nothing).
         how: the sources become the parameter.
+        transposed: the sources are stored [inputs, outputs], the reverse of ours.
     """
 
     parameter: str
@@ -57,6 +59,7 @@ class ParameterRule:
     rows: tuple[int, ...]
     adapt: tuple[Callable[[Tensor], Tensor] | None, ...]
     how: How = How.COPY
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,21 @@ class LoadedWeights:
 
     rules: Sequence[ParameterRule]
     ignored: frozenset[str]
+
+
+def tensors_of_module(scheme: Fp8Scheme | None, *, bias: bool) -> Iterator[tuple[str, How]]:
+    """The parameters of one module, and how each is assembled from the checkpoint's tensors."""
+    if scheme is None:
+        yield "weight", How.COPY
+    elif not scheme.stored:
+        yield "weight", How.QUANTIZE
+    else:
+        yield "weight", How.FP8
+        yield "weight_scale", How.ROW_SCALES
+        if scheme.static:
+            yield "input_scale", How.LARGEST
+    if bias:
+        yield "bias", How.COPY
 
 
 def fill(
@@ -126,9 +144,12 @@ def _assemble(
             target[span].copy_(_row_scales(source, name, rows))
             continue
         want, found = (rows, *expected[1:]), source.shape(name)
+        if rule.transposed:
+            want = want[::-1]
         if found != want:
             raise _wrong_shape(source, name, found, list(want))
         tensor = source.read(name)
+        tensor = tensor.t() if rule.transposed else tensor
         if (tensor.dtype is FP8) is not (rule.how is How.FP8):
             raise ModelError(
                 f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "

@@ -14,8 +14,10 @@ from typing import Any
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.gguf_file import GgufFile
+from kerf_runtime.models.gpt2 import config as gpt2_config
 from kerf_runtime.models.llama import config as llama_config
 from kerf_runtime.models.llama.variants import VARIANTS
+from kerf_runtime.models.opt import config as opt_config
 
 __all__ = ["Family", "config_of_gguf", "family_of", "family_of_class", "supported_architectures"]
 
@@ -41,7 +43,7 @@ class Family:
     config_from_gguf: Callable[[GgufFile], ModelConfig] | None = None
 
 
-_FAMILIES = tuple(
+_LLAMAS = tuple(
     Family(
         classes=(variant.architecture,),
         model="kerf_runtime.models.llama.model",
@@ -51,6 +53,21 @@ _FAMILIES = tuple(
         config_from_gguf=partial(llama_config.config_from_gguf, variant),
     )
     for variant in VARIANTS
+)
+_FAMILIES = (
+    *_LLAMAS,
+    Family(
+        classes=opt_config.CLASSES,
+        model="kerf_runtime.models.gpt.model",
+        weights="kerf_runtime.models.opt.weights",
+        config_from_json=opt_config.config_from_json,
+    ),
+    Family(
+        classes=gpt2_config.CLASSES,
+        model="kerf_runtime.models.gpt.model",
+        weights="kerf_runtime.models.gpt2.weights",
+        config_from_json=gpt2_config.config_from_json,
+    ),
 )
 
 

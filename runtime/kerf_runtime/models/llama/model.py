@@ -13,16 +13,17 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
 from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.layers.activation import SiluAndMul
-from kerf_runtime.layers.linear import Fp8Linear, Linear
+from kerf_runtime.layers.embedding import Embedding
+from kerf_runtime.layers.linear import Linear
 from kerf_runtime.layers.norm import RMSNorm
 from kerf_runtime.layers.rotary import Rotate
 from kerf_runtime.models.llama.config import LlamaModelConfig
+from kerf_runtime.models.projection import projection
 
 __all__ = ["Llama", "attention_layer_names", "build", "inverse_frequencies"]
 
@@ -35,27 +36,6 @@ def build(config: LlamaModelConfig) -> Llama:
 def attention_layer_names(config: LlamaModelConfig) -> tuple[str, ...]:
     """Names of the attention layers, the keys of ``ForwardContext.kv_caches``."""
     return tuple(f"layers.{index}.attention" for index in range(config.num_layers))
-
-
-def _projection(
-    config: LlamaModelConfig, inputs: int, outputs: int, *, bias: bool
-) -> Linear | Fp8Linear:
-    """A linear layer between embedding and head, quantised if the model is."""
-    if config.quantization is None:
-        return Linear(inputs, outputs, bias=bias)
-    return Fp8Linear(inputs, outputs, bias=bias, static=config.quantization.static)
-
-
-class Embedding(nn.Module):
-    """A table of token vectors, [vocab, E], without ``nn.Embedding``'s random initialisation."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """int64 [T] -> [T, E]."""
-        return F.embedding(ids, self.weight)
 
 
 def inverse_frequencies(config: LlamaModelConfig, factors: Tensor | None = None) -> Tensor:
@@ -120,13 +100,13 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.sizes = (config.q_size, config.kv_size, config.kv_size)
         bias = config.attention_bias
-        self.qkv_proj = _projection(config, config.hidden_size, sum(self.sizes), bias=bias)
+        self.qkv_proj = projection(config, config.hidden_size, sum(self.sizes), bias=bias)
         norm = partial(RMSNorm, config.head_dim, config.rms_norm_eps)
         self.q_norm = norm() if config.qk_norm else None
         self.k_norm = norm() if config.qk_norm else None
         self.rotate = Rotate()
         bias = config.attention_output_bias
-        self.o_proj = _projection(config, config.q_size, config.hidden_size, bias=bias)
+        self.o_proj = projection(config, config.q_size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
@@ -149,9 +129,9 @@ class MLP(nn.Module):
     def __init__(self, config: LlamaModelConfig) -> None:
         super().__init__()
         width, bias = config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = _projection(config, config.hidden_size, 2 * width, bias=bias)
+        self.gate_up_proj = projection(config, config.hidden_size, 2 * width, bias=bias)
         self.activation = SiluAndMul()
-        self.down_proj = _projection(config, width, config.hidden_size, bias=bias)
+        self.down_proj = projection(config, width, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from kerf_runtime.layers.linear import Fp8Linear
-from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.llama.config import GGUF_ROPE_FACTORS, LlamaModelConfig
 from kerf_runtime.models.llama.model import Llama, inverse_frequencies
 from kerf_runtime.models.llama.variants import VARIANTS
-from kerf_runtime.models.parameters import How, LoadedWeights, ParameterRule
+from kerf_runtime.models.parameters import LoadedWeights, ParameterRule, tensors_of_module
 from kerf_runtime.models.sources import WeightSource
 
 __all__ = ["finish", "halves_from_pairs", "plan"]
@@ -117,7 +116,7 @@ def plan(config: LlamaModelConfig, source: WeightSource) -> LoadedWeights:
             names = row.gguf if source.is_gguf else row.hugging_face
             unpair = source.is_gguf and stores_pairs and leaf == "qkv_proj"
             scheme = config.quantization if leaf in biased else None
-            for kind, how in _kinds(scheme, bias=biased.get(leaf, False)):
+            for kind, how in tensors_of_module(scheme, bias=biased.get(leaf, False)):
                 yield ParameterRule(
                     parameter=f"{row.ours}.{kind}".format(i=index),
                     sources=tuple(f"{name}.{kind}".format(i=index) for name in names),
@@ -127,21 +126,6 @@ def plan(config: LlamaModelConfig, source: WeightSource) -> LoadedWeights:
                 )
 
     return LoadedWeights(tuple(rules()), _ignored(config, source))
-
-
-def _kinds(scheme: Fp8Scheme | None, *, bias: bool) -> Iterator[tuple[str, How]]:
-    """The tensors of one module, and how each is assembled from the checkpoint's."""
-    if scheme is None:
-        yield "weight", How.COPY
-    elif not scheme.stored:
-        yield "weight", How.QUANTIZE
-    else:
-        yield "weight", How.FP8
-        yield "weight_scale", How.ROW_SCALES
-        if scheme.static:
-            yield "input_scale", How.LARGEST
-    if bias:
-        yield "bias", How.COPY
 
 
 def _rows(config: LlamaModelConfig) -> Iterator[tuple[_Row, int]]:
