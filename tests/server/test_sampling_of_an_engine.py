@@ -1,0 +1,100 @@
+"""The ``openai`` client against a real engine: what every sampling parameter does to a tiny random model."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+
+import openai
+import pytest
+from tests.server.test_end_to_end import Server
+from tests.server.tiny import VOCAB, write_tiny_checkpoint, write_tiny_document
+
+ASK = {"model": "tiny", "prompt": "abc", "max_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """Without compilation and graphs: they change no token, and starting takes a third of the time."""
+    root = tmp_path_factory.mktemp("sampling")
+    model, document = write_tiny_checkpoint(root / "model"), write_tiny_document(root / "tiny.yaml")
+    options = ("--set", "compilation.level=0", "--set", "compilation.cudagraphMode=NONE")
+    server = Server("-f", str(document), "--model-path", str(model), *options)
+    url = f"{server.http.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+    server.end()
+
+
+def texts(answer):
+    return [choice.text for choice in answer.choices]
+
+
+def test_three_seeded_answers_repeat_differ_and_start_with_what_one_would_be(client):
+    three = texts(client.completions.create(**ASK, n=3, seed=11))
+    assert len(set(three)) == 3
+    assert texts(client.completions.create(**ASK, n=3, seed=11)) == three
+    assert texts(client.completions.create(**ASK, seed=11)) == three[:1]
+    other = texts(client.completions.create(**{**ASK, "prompt": ["Hello", "abc"]}, n=3, seed=11))
+    assert other[3:] == three
+
+
+def test_seeded_answers_do_not_depend_on_what_else_runs(client):
+    extra = {"repetition_penalty": 1.2, "min_p": 0.01, "min_tokens": 4}
+    ask = {**ASK, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "extra_body": extra}
+    alone = texts(client.completions.create(**ask))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(client.completions.create, **{**ASK, "n": 2}) for _ in range(6)]
+        same = [pool.submit(client.completions.create, **ask) for _ in range(4)]
+        assert [texts(future.result()) for future in same] == [alone] * 4
+        assert all(len(texts(future.result())) == 2 for future in others)
+
+
+def test_a_bias_of_a_hundred_forces_a_token_and_minus_a_hundred_bans_it(client):
+    forced = client.completions.create(**ASK, logit_bias={"100": 100}, logprobs=0)
+    assert len(set(forced.choices[0].logprobs.tokens)) == 1
+    greedy = {**ASK, "temperature": 0}
+    token = client.completions.create(**greedy, logprobs=0).choices[0].logprobs.tokens[0]
+    banned = [str(i) for i in range(VOCAB) if i != 200]
+    answer = client.completions.create(
+        **greedy, logit_bias=dict.fromkeys(banned, -100), logprobs=0
+    ).choices[0]
+    assert len(set(answer.logprobs.tokens)) == 1
+    assert answer.logprobs.tokens[0] != token
+
+
+def test_logprobs_are_log_probabilities_and_greedy_takes_the_likeliest(client):
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hi"}],
+        temperature=0,
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=5,
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 8
+    for token in content:
+        likeliest = [top.logprob for top in token.top_logprobs]
+        assert token.logprob == likeliest[0] == max(likeliest) <= 0
+        assert likeliest == sorted(likeliest, reverse=True)
+        assert sum(map(math.exp, likeliest)) <= 1.0001
+
+
+def test_min_tokens_holds_back_the_end(client):
+    ends = {"stop_token_ids": list(range(0, 320, 5))}
+    short = client.completions.create(**ASK, seed=1, extra_body=ends)
+    longer = client.completions.create(**ASK, seed=1, extra_body={**ends, "min_tokens": 12})
+    assert short.usage.completion_tokens < 12 <= longer.usage.completion_tokens
+
+
+def test_a_stream_of_three_joins_to_the_answers(client):
+    ask = {**ASK, "n": 3, "seed": 8, "logprobs": 1}
+    whole = client.completions.create(**ask)
+    joined, tokens = ["", "", ""], [[], [], []]
+    for chunk in client.completions.create(**ask, stream=True):
+        choice = chunk.choices[0]
+        joined[choice.index] += choice.text
+        tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
+    assert joined == texts(whole)
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices]
