@@ -29,6 +29,7 @@ _COMMANDS = {
     "serve": "kerf_runtime.cli.serve:serve",
     "compile": "kerf_runtime.cli.compile:compile_command",
     "validate": "kerf_runtime.cli.validate:validate",
+    "plan": "kerf_runtime.cli.plan:plan",
     "bench": "kerf_runtime.cli.bench:bench",
     "cache": "kerf_runtime.cli.cache:cache",
 }

@@ -86,7 +86,12 @@ def waste_of(sizes: Sequence[int], histogram: Histogram) -> Waste:
 
 
 def count_graphs(mode: CUDAGraphMode, sizes: Sequence[int], max_num_seqs: int) -> int:
-    """Graphs that ``mode`` records for ``sizes``: some sizes need one for decode and one for the rest."""
+    """Graphs that ``mode`` records for ``sizes``: some sizes need one for decode and one for the rest.
+
+    Raises:
+        ConfigError: ``mode`` records none.
+    """
+    _check_recording(mode)
     return len(capture_plan(mode, tuple(sizes), max_num_seqs))
 
 
@@ -113,11 +118,7 @@ def plan_sizes(
     Raises:
         ConfigError: no list can have those limits; the message has the numbers.
     """
-    if mode is CUDAGraphMode.NONE:
-        raise ConfigError(
-            "mode NONE records no graphs, so there are no sizes to plan",
-            where="compilation.cudagraphMode",
-        )
+    _check_recording(mode)
     if max_size < max_num_seqs:
         raise ConfigError(
             f"the largest size {max_size} is below maxNumSeqs {max_num_seqs}: a full decode batch "
@@ -138,6 +139,15 @@ def plan_sizes(
             where="--max-graphs",
         )
     return found
+
+
+def _check_recording(mode: CUDAGraphMode) -> None:
+    if mode is CUDAGraphMode.NONE:
+        raise ConfigError(
+            "mode NONE records no graphs, so there are no sizes to plan",
+            where="compilation.cudagraphMode",
+            hint="Set the mode that the sizes are for",
+        )
 
 
 class _Search:
