@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.models.checkpoints import make_llama, smollm2_path, write_gguf, write_safetensors
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from kerf_runtime.errors import ModelError, RequestError
 from kerf_runtime.models import Tokenizer, load_tokenizer
@@ -104,6 +104,34 @@ def test_first_and_last_tokens_are_added_as_the_file_says() -> None:
     assert encode(add_bos_token=True, add_eos_token=True) == ["<s>", "hi", "</s>"]
     assert encode(pre="llama-bpe") == ["<s>", "hi"], "the default of that kind"
     assert encode(pre="llama-bpe", add_bos_token=False) == ["hi"]
+
+
+def test_the_qwen2_kind_gives_the_tokens_of_transformers() -> None:
+    """With merges across words and digits, which only the right pre-tokenizer keeps apart."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    texts = [*TEXTS, "cafe\u0301 is café", "DON'T we'll\r\n\r\n x  "]
+    backend.train_from_iterator(texts * 4, trainer)
+    model = json.loads(backend.to_str())["model"]
+    vocabulary, merges = model["vocab"], [tuple(pair) for pair in model["merges"]]
+    facts = metadata(
+        pre="qwen2",
+        tokens=sorted(vocabulary, key=vocabulary.__getitem__),
+        merges=[" ".join(pair) for pair in merges],
+        token_type=[1] * len(vocabulary),
+        add_bos_token=False,
+    )
+    ours = tokenizer_from_gguf(facts, where="f")
+    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=merges)
+    plain = tokenizer_from_gguf({**facts, "tokenizer.ggml.pre": "gpt-2"}, where="f")
+    for text in texts:
+        if "<|" not in text:  # theirs has special tokens of its own
+            assert ours.encode(text).ids == theirs(text)["input_ids"]
+    assert ours.encode("1234567").ids != plain.encode("1234567").ids
+    assert ours.encode("cafe\u0301").ids == ours.encode("café").ids
 
 
 def test_words_that_users_defined_are_whole_but_not_special() -> None:

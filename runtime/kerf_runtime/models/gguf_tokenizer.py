@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from kerf_runtime.errors import ModelError
 
@@ -23,6 +32,10 @@ _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+"""The same words, with every digit on its own."""
 
 
 def _bytes(*, split_words: bool) -> pre_tokenizers.PreTokenizer:
@@ -38,9 +51,13 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([digits, _bytes(split_words=True)])
 
 
-def _llama3() -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), behavior="isolated")
-    return pre_tokenizers.Sequence([words, _bytes(split_words=False)])
+def _llama3(words: str = _LLAMA3_WORDS) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
+    return pre_tokenizers.Sequence([split, _bytes(split_words=False)])
+
+
+def _qwen2() -> pre_tokenizers.PreTokenizer:
+    return _llama3(_QWEN2_WORDS)
 
 
 _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
@@ -49,9 +66,12 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "smollm": _smollm,
     "llama-bpe": _llama3,
     "llama3": _llama3,
+    "qwen2": _qwen2,
 }
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3"})
 """Kinds where a word that is in the vocabulary is taken whole, whatever the merges say."""
+_COMPOSED = frozenset({"qwen2"})
+"""Kinds that see text in Unicode's composed form, NFC."""
 
 
 def tokenizer_from_gguf(metadata: dict[str, Any], *, where: str) -> Tokenizer:
@@ -92,6 +112,8 @@ def tokenizer_from_gguf(metadata: dict[str, Any], *, where: str) -> Tokenizer:
             where=f"{where}: tokenizer.ggml.merges",
         ) from None
     tokenizer = Tokenizer(model)
+    if pre in _COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
     kinds = metadata.get("tokenizer.ggml.token_type") or []
