@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -294,6 +295,27 @@ def test_a_body_above_the_limit_is_413_with_or_without_a_length(serve):
 
     error_of(http.post("/v1/completions", content=chunks()), 413)
     assert complete(http).status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_408_and_its_connection_is_closed(serve):
+    client = FakeClient().make_ready()
+    http = serve(client, body_seconds=0.2)
+    address = (http.base_url.host, http.base_url.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(head + b'Content-Length: 1000\r\n\r\n{"model"')
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 0.2 seconds" in answer
+    assert client.seen == []
+    assert complete(http).status_code == 200
+
+
+def test_an_answer_may_take_longer_than_a_body(serve):
+    client = FakeClient(hold=threading.Event()).make_ready()
+    http = serve(client, body_seconds=0.2)
+    threading.Timer(0.5, client.hold.set).start()
+    assert complete(http).json()["choices"][0]["text"] == "Hello"
 
 
 def test_a_dead_engine_is_503(serve):

@@ -70,7 +70,12 @@ def create_app(
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(ClientGone, _nobody_listens)
-    app.add_middleware(Gate, max_body_bytes=settings.max_body_bytes, api_key=settings.api_key)
+    app.add_middleware(
+        Gate,
+        max_body_bytes=settings.max_body_bytes,
+        body_seconds=settings.body_seconds,
+        api_key=settings.api_key,
+    )
     app.add_middleware(Access)  # the last one added is the outermost
     return app
 

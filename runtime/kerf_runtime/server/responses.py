@@ -16,6 +16,7 @@ from kerf_runtime.errors import EngineError, KerfError, OverloadedError, Request
 __all__ = [
     "DONE",
     "BodyTooLargeError",
+    "BodyTooSlowError",
     "TimedOutError",
     "UnauthorizedError",
     "UnavailableError",
@@ -67,6 +68,12 @@ class UnavailableError(EngineError):
     http_status = 503
 
 
+class BodyTooSlowError(RequestError):
+    """The request body did not arrive in time."""
+
+    http_status = 408
+
+
 class TimedOutError(EngineError):
     """The answer took longer than the server allows."""
 
@@ -78,6 +85,7 @@ _CODES: dict[type[KerfError], str] = {
     UnauthorizedError: "invalid_api_key",
     BodyTooLargeError: "request_too_large",
     OverloadedError: "queue_full",
+    BodyTooSlowError: "request_timeout",
     TimedOutError: "timeout",
 }
 
@@ -106,7 +114,7 @@ def error_response(error: KerfError) -> JSONResponse:
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, (UnavailableError, BodyTooLargeError)):
+    if isinstance(error, (UnavailableError, BodyTooLargeError, BodyTooSlowError)):
         headers["Connection"] = "close"
     return JSONResponse(body, status_code=status, headers=headers)
 

@@ -73,6 +73,8 @@ class ServerSettings:
     max_queue_len: int = 256
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body; a long prompt is far below it."""
+    body_seconds: float = 30.0
+    """How long a request body may take to arrive: half a request must not hold a connection for ever."""
     max_answers: int = 64
     """Most answers of one request: prompts times ``n``."""
     request_seconds: float | None = None
