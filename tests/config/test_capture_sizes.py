@@ -75,10 +75,30 @@ def test_a_size_out_of_range_is_an_error_that_names_its_place_and_value(bad):
         parse_document(data, where="file.yaml")
 
 
-def test_an_empty_list_of_sizes_is_an_error_that_names_the_field():
+@pytest.mark.parametrize("bad", [True, "8", 4.5])
+def test_a_size_that_is_no_whole_number_is_an_error_that_names_its_place_and_value(bad):
     data = document()
-    data["spec"] = {**data["spec"], "compilation": {"captureSizes": []}}
-    with pytest.raises(ConfigError, match=r"compilation\.captureSizes: .*at least 1 item"):
+    data["spec"] = {**data["spec"], "compilation": {"captureSizes": [4, bad]}}
+    words = rf"compilation\.captureSizes\.1: .*valid integer.*got {bad!r}"
+    with pytest.raises(ConfigError, match=words):
+        parse_document(data, where="file.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([], "at least 1 item after validation, not 0"),
+        (list(range(1, 258)), "at most 256 .* not 257"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["FULL", "NONE"])
+def test_a_list_of_no_or_too_many_sizes_is_an_error_that_names_the_field_and_the_number(
+    sizes, words, mode
+):
+    data = document()
+    compilation = {"captureSizes": sizes, "cudagraphMode": mode}
+    data["spec"] = {**data["spec"], "compilation": compilation}
+    with pytest.raises(ConfigError, match=rf"compilation\.captureSizes: .*{words}"):
         parse_document(data, where="file.yaml")
 
 

@@ -169,7 +169,7 @@ class CompilationConfig(ConfigModel):
             "What is really in force, and why, is in status.graphs."
         ),
     )
-    capture_sizes: list[Annotated[int, Field(ge=1, le=MAX_SIZE)]] | None = Field(
+    capture_sizes: list[Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]] | None = Field(
         None,
         min_length=1,
         max_length=256,
