@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -229,9 +230,66 @@ def test_a_missing_bias_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_gguf_files_of_these_families_are_refused_with_what_is_read(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", make_llama(), architecture="gpt2")
-    with pytest.raises(ModelError, match=r"gpt2 is not supported.*Supported: llama, qwen2, qwen3"):
+def write_gpt2_gguf(path: Path, model: GPT2LMHeadModel) -> Path:
+    """As a GGUF file: matrices [outputs, inputs], names of that format."""
+    config: Any = model.config
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(config.n_layer)
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    names = {
+        "wte": "token_embd",
+        "wpe": "position_embd",
+        "ln_f": "output_norm",
+        "lm_head": "output",
+        "ln_1": "attn_norm",
+        "ln_2": "ffn_norm",
+        "attn.c_attn": "attn_qkv",
+        "attn.c_proj": "attn_output",
+        "mlp.c_fc": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+    }
+    for name, tensor in model.state_dict().items():
+        stem, _, leaf = name.removeprefix("transformer.").rpartition(".")
+        if stem == "lm_head" and config.tie_word_embeddings:
+            continue
+        layer = ""
+        if stem.startswith("h."):
+            _, index, stem = stem.split(".", 2)
+            layer = f"blk.{index}."
+        turned = ".c_" in stem and leaf == "weight"
+        values = (tensor.t() if turned else tensor).contiguous().numpy()
+        writer.add_tensor(f"{layer}{names[stem]}.{leaf}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param({}, id="tied head"),
+        pytest.param({"tie_word_embeddings": False}, id="separate head"),
+        pytest.param({"n_inner": 80, "layer_norm_epsilon": 1e-3}, id="other sizes"),
+    ],
+)
+def test_a_gguf_gpt2_gives_the_answers_of_transformers(
+    tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    model = make_gpt2(**variant)
+    assert_parity(write_gpt2_gguf(tmp_path / "model.gguf", model), model)
+
+
+def test_a_gguf_opt_is_refused_with_what_is_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", make_llama(), architecture="opt")
+    with pytest.raises(
+        ModelError, match=r"opt is not supported.*Supported: llama, qwen2, qwen3, gpt2"
+    ):
         read_model_config(path)
 
 

@@ -67,6 +67,8 @@ _FAMILIES = (
         model="kerf_runtime.models.gpt.model",
         weights="kerf_runtime.models.gpt2.weights",
         config_from_json=gpt2_config.config_from_json,
+        gguf_name=gpt2_config.GGUF_NAME,
+        config_from_gguf=gpt2_config.config_from_gguf,
     ),
 )
 

@@ -29,11 +29,13 @@ class Row:
 
     Attributes:
         theirs: stacked along dim 0, without ``base``.
+        gguf: the one module in GGUF files, which store every matrix [outputs, inputs].
         transposed: the matrix is stored [inputs, outputs].
     """
 
     ours: str
     theirs: tuple[str, ...]
+    gguf: str = ""
     transposed: bool = False
 
 
@@ -74,7 +76,8 @@ def rules_of_table(
             if leaf in absent:
                 continue
             stem = "" if leaf == "lm_head" else prefix
-            names = [f"{stem}{name}".format(i=index) for name in row.theirs]
+            theirs = (row.gguf,) if source.is_gguf else tuple(stem + n for n in row.theirs)
+            names = [name.format(i=index) for name in theirs]
             scheme = config.quantization if leaf in _PROJECTIONS else None
             for kind, how in tensors_of_module(scheme, bias=leaf in (*_PROJECTIONS, *_NORMS)):
                 yield ParameterRule(
@@ -83,7 +86,7 @@ def rules_of_table(
                     rows=(rows_of.get(leaf, config.hidden_size) // len(names),) * len(names),
                     adapt=(None,) * len(names),
                     how=how,
-                    transposed=row.transposed and kind == "weight",
+                    transposed=row.transposed and kind == "weight" and not source.is_gguf,
                 )
 
     unused = {f"{prefix}{name}".format(i=i) for name in ignored for i in range(config.num_layers)}

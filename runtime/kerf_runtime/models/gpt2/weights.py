@@ -1,6 +1,6 @@
 """Which checkpoint tensors make which parameter of a GPT-2.
 
-Its matrices are stored [inputs, outputs], and queries, keys and values as one.
+In Hugging Face layout its matrices are stored [inputs, outputs], and in both queries, keys and values as one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from kerf_runtime.models.sources import WeightSource
 __all__ = ["finish", "plan"]
 
 _TABLE = (
-    Row("embedding", ("wte",)),
-    Row("positions", ("wpe",)),
-    Row("layers.{i}.attention_norm", ("h.{i}.ln_1",)),
-    Row("layers.{i}.attention.qkv_proj", ("h.{i}.attn.c_attn",), transposed=True),
-    Row("layers.{i}.attention.o_proj", ("h.{i}.attn.c_proj",), transposed=True),
-    Row("layers.{i}.mlp_norm", ("h.{i}.ln_2",)),
-    Row("layers.{i}.mlp.up_proj", ("h.{i}.mlp.c_fc",), transposed=True),
-    Row("layers.{i}.mlp.down_proj", ("h.{i}.mlp.c_proj",), transposed=True),
-    Row("norm", ("ln_f",)),
-    Row("lm_head", ("lm_head",)),
+    Row("embedding", ("wte",), "token_embd"),
+    Row("positions", ("wpe",), "position_embd"),
+    Row("layers.{i}.attention_norm", ("h.{i}.ln_1",), "blk.{i}.attn_norm"),
+    Row(
+        "layers.{i}.attention.qkv_proj", ("h.{i}.attn.c_attn",), "blk.{i}.attn_qkv", transposed=True
+    ),
+    Row(
+        "layers.{i}.attention.o_proj",
+        ("h.{i}.attn.c_proj",),
+        "blk.{i}.attn_output",
+        transposed=True,
+    ),
+    Row("layers.{i}.mlp_norm", ("h.{i}.ln_2",), "blk.{i}.ffn_norm"),
+    Row("layers.{i}.mlp.up_proj", ("h.{i}.mlp.c_fc",), "blk.{i}.ffn_up", transposed=True),
+    Row("layers.{i}.mlp.down_proj", ("h.{i}.mlp.c_proj",), "blk.{i}.ffn_down", transposed=True),
+    Row("norm", ("ln_f",), "output_norm"),
+    Row("lm_head", ("lm_head",), "output"),
 )
 _MASKS = frozenset({"h.{i}.attn.bias", "h.{i}.attn.masked_bias"})
 """Causal masks that older files hold."""

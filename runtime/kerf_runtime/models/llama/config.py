@@ -9,10 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kerf_runtime.config.engine import DType
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.config import ModelConfig, RopeScaling
 from kerf_runtime.models.facts import Facts
+from kerf_runtime.models.gguf_facts import (
+    ending_tokens,
+    shortest,
+    stored_dtype,
+    vocabulary_size,
+)
 from kerf_runtime.models.gguf_file import GgufFile
 from kerf_runtime.models.llama.variants import Variant
 from kerf_runtime.models.quantization import scheme_from_json
@@ -21,8 +26,6 @@ __all__ = ["LlamaModelConfig", "config_from_gguf", "config_from_json"]
 
 ROPE_SCALINGS = ("default", "linear", "llama3")
 GGUF_ROPE_FACTORS = "rope_freqs.weight"
-
-_GGUF_DTYPES = {"F32": DType.FLOAT32, "F16": DType.FLOAT16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +116,6 @@ def config_from_gguf(variant: Variant, header: GgufFile) -> LlamaModelConfig:
     if f"{name}.expert_count" in header.metadata:
         raise facts.error(f"{name}.expert_count", "mixtures of experts are not supported")
     windowed = f"{name}.attention.sliding_window" in header.metadata
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    embedding = header.tensors.get("token_embd.weight")
-    known_vocab = len(tokens) if tokens else embedding.shape[0] if embedding else None
-    kinds = {t.type_name for t in header.tensors.values() if len(t.shape) > 1}
     config = LlamaModelConfig(
         architecture=variant.architecture,
         num_layers=facts.integer(f"{name}.block_count"),
@@ -125,26 +124,19 @@ def config_from_gguf(variant: Variant, header: GgufFile) -> LlamaModelConfig:
         num_heads=heads,
         num_kv_heads=facts.integer(f"{name}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab_size=facts.integer(f"{name}.vocab_size", known_vocab),
+        vocab_size=facts.integer(f"{name}.vocab_size", vocabulary_size(header)),
         max_position_embeddings=facts.integer(f"{name}.context_length"),
         sliding_window=facts.integer(f"{name}.attention.sliding_window") if windowed else None,
-        rope_theta=_shortest(facts.number(f"{name}.rope.freq_base", 10000.0)),
+        rope_theta=shortest(facts.number(f"{name}.rope.freq_base", 10000.0)),
         rope_scaling=_rope_from_gguf(facts, header, f"{name}.rope.scaling"),
-        rms_norm_eps=_shortest(facts.number(f"{name}.attention.layer_norm_rms_epsilon")),
+        rms_norm_eps=shortest(facts.number(f"{name}.attention.layer_norm_rms_epsilon")),
         tie_word_embeddings="output.weight" not in header.tensors,
         attention_bias="blk.0.attn_q.bias" in header.tensors,
         attention_output_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in header.tensors,
         qk_norm=variant.qk_norm,
-        dtype=_GGUF_DTYPES.get(next(iter(kinds)), DType.BFLOAT16)
-        if len(kinds) == 1
-        else DType.BFLOAT16,
-        eos_token_ids=tuple(
-            dict.fromkeys(
-                facts.tokens("tokenizer.ggml.eos_token_id")
-                + facts.tokens("tokenizer.ggml.eot_token_id")
-            )
-        ),
+        dtype=stored_dtype(header),
+        eos_token_ids=ending_tokens(facts),
         bos_token_id=next(iter(facts.tokens("tokenizer.ggml.bos_token_id")), None),
     )
     return _checked(config, facts)
@@ -204,8 +196,3 @@ def _unsupported_rope(facts: Facts, key: str, kind: str) -> ModelError:
         f"rope scaling type {kind!r} is not supported",
         f"Supported: {', '.join(ROPE_SCALINGS)}",
     )
-
-
-def _shortest(value: float) -> float:
-    """The decimal number that was meant: GGUF stores 1e-05 as a 32-bit float."""
-    return float(f"{value:.7g}")
