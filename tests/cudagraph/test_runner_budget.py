@@ -24,11 +24,13 @@ def loaded():
     return llama(2)
 
 
-def captured(loaded, mode, budget=None):
+def captured(loaded, mode, budget=None, level=0):
     """A runner that has captured within ``budget`` bytes, and its buffers."""
     more = {} if budget is None else {"graphMemoryBudget": str(budget)}
     spec = make_spec(
-        level=0,
+        level=level,
+        backend="eager",
+        inductorConfig={},
         cudagraphMode=mode,
         captureSizes=list(SIZES),
         engine={"maxNumSeqs": MAX_SEQS, "maxNumBatchedTokens": MAX_TOKENS},
@@ -137,3 +139,30 @@ def test_a_budget_that_no_graph_fits_leaves_mode_none_and_says_so(loaded, caplog
     assert runner.dispatch_detail() == [
         {"mode": "NONE", "size": 0, "reason": "ModeNone", "count": len(WORKLOAD)}
     ]
+
+
+def test_pieces_and_whole_forwards_are_dropped_alike_and_never_captured_while_serving():
+    everything = captured(llama(2), "FULL_AND_PIECEWISE", level=3)[0].report()["descriptors"]
+    size = {(graph["mode"], graph["num_tokens"]): graph["bytes"] for graph in everything}
+    costly = [("PIECEWISE", 16), ("PIECEWISE", 8), ("FULL", 8)]
+    assert sorted(size, key=lambda key: (size[key], key), reverse=True)[:3] == costly
+
+    budget = sum(size.values()) - sum(size[key] for key in costly)
+    runner, buffers = captured(llama(2), "FULL_AND_PIECEWISE", budget, level=3)
+    report = runner.report()
+    assert [(d["mode"], d["num_tokens"]) for d in report["dropped"]] == costly
+    assert report["memory_bytes"] <= budget
+    assert runner.mode is CUDAGraphMode.FULL_AND_PIECEWISE
+    with compilation_counter.expect(graph_replays=4 + 3, captures_after_startup=0):
+        play(runner, buffers)
+    # Of four mixed batches one fits a graph, of three pieces; of five decode batches all but the largest.
+    assert {
+        (row["mode"], row["size"], row["reason"]): row["count"] for row in runner.dispatch_detail()
+    } == {
+        ("FULL", 1, "Exact"): 1,
+        ("FULL", 2, "Exact"): 1,
+        ("FULL", 4, "Exact"): 1,
+        ("FULL", 4, "Padded"): 1,
+        ("PIECEWISE", 4, "Padded"): 1,
+        ("NONE", 0, "AboveLargest"): 4,
+    }
