@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kerf_operator.api.status import GraphReason
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.budget import budget_changes, fit_budget
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor
@@ -75,16 +78,26 @@ def test_changes_name_the_graphs_before_and_after_and_the_budget():
         CUDAGraphMode.FULL_AND_PIECEWISE, decision.kept, decision.dropped, 100
     )
     assert change.field == "captureSizes"
-    assert change.requested == "FULL decode 4, 8; PIECEWISE mixed 4, 8"
-    assert change.effective == "FULL decode 4; PIECEWISE mixed 4"
+    assert (change.requested, change.effective) == ("4 graphs", "2 graphs")
     assert change.reason == "MemoryBudget"
-    assert change.message == "2 of 4 graphs do not fit graphMemoryBudget, 100 bytes"
+    assert change.message == (
+        "graphMemoryBudget is 100 bytes; dropped FULL decode 8, PIECEWISE mixed 8; "
+        "kept FULL decode 4, PIECEWISE mixed 4"
+    )
+
+
+def test_the_longest_change_fits_the_status_of_a_model_deployment():
+    measured = {kind(size): 1 for kind in (full, pieces) for size in range(65536 - 256, 65536)}
+    gone = fit_budget(measured, 0).dropped
+    for change in budget_changes(FULL, [], gone, 10**15):
+        GraphReason.model_validate(asdict(change))
 
 
 def test_when_nothing_is_left_the_mode_is_none():
     decision = fit_budget({full(8): 80}, 0)
     sizes, mode = budget_changes(FULL, decision.kept, decision.dropped, 0)
-    assert (sizes.requested, sizes.effective) == ("FULL decode 8", "none")
+    assert (sizes.requested, sizes.effective) == ("1 graphs", "0 graphs")
+    assert sizes.message == "graphMemoryBudget is 0 bytes; dropped FULL decode 8; kept none"
     assert (mode.field, mode.requested, mode.effective) == ("cudagraphMode", "FULL", "NONE")
     assert mode.reason == "MemoryBudget"
 

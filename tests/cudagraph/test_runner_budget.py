@@ -126,7 +126,7 @@ def test_a_budget_that_no_graph_fits_leaves_mode_none_and_says_so(loaded, caplog
     assert (report["captured"], report["memory_bytes"]) == (0, 0)
     assert [graph["num_tokens"] for graph in report["dropped"]] == DECODE
     assert [(change.field, change.effective) for change in runner.changes] == [
-        ("captureSizes", "none"),
+        ("captureSizes", "0 graphs"),
         ("cudagraphMode", "NONE"),
     ]
     messages = [record.getMessage() for record in caplog.records]

@@ -93,17 +93,18 @@ def fit_budget(
 def budget_changes(
     mode: CUDAGraphMode, kept: Sequence[GraphKey], dropped: Sequence[DroppedGraph], budget: int
 ) -> tuple[ReasonedChange, ...]:
-    """What the drops change in the effective configuration; empty if nothing was dropped."""
+    """What the drops change in the effective configuration; empty if nothing was dropped.
+
+    The lists of sizes are in the message: what was requested and what is in force are short texts in the
+    status of a ModelDeployment.
+    """
     if not dropped:
         return ()
-    keys = [*kept, *(graph.key for graph in dropped)]
-    count = f"{len(dropped)} of {len(keys)} graphs"
-    why = f"{count} do not fit graphMemoryBudget, {budget} bytes"
-    requested, effective = _sizes(keys), _sizes(kept)
+    gone = [graph.key for graph in dropped]
+    requested, effective = (f"{count} graphs" for count in (len(kept) + len(gone), len(kept)))
+    why = f"graphMemoryBudget is {budget} bytes; dropped {_sizes(gone)}; kept {_sizes(kept) or 'none'}"
     changes = [
-        ReasonedChange(
-            "captureSizes", requested, effective or "none", ConfigReason.MEMORY_BUDGET, why
-        )
+        ReasonedChange("captureSizes", requested, effective, ConfigReason.MEMORY_BUDGET, why)
     ]
     if not kept:
         changes.append(
@@ -119,9 +120,9 @@ def budget_changes(
 
 
 def _sizes(keys: Sequence[GraphKey]) -> str:
-    """``FULL decode 1, 2, 4; PIECEWISE mixed 1, 2``."""
+    """``FULL decode 1 2 4, PIECEWISE mixed 1 2``."""
     groups: dict[str, list[int]] = {}
     for mode, descriptor in sorted(keys):
         kind = "decode" if descriptor.uniform_decode else "mixed"
         groups.setdefault(f"{mode} {kind}", []).append(descriptor.num_tokens)
-    return "; ".join(f"{name} {', '.join(map(str, sizes))}" for name, sizes in groups.items())
+    return ", ".join(f"{name} {' '.join(map(str, sizes))}" for name, sizes in groups.items())
