@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from tests.config.builders import platform, spec
 
+from kerf_operator.api.status import GraphReason
 from kerf_runtime.config import (
     AttentionGraphSupport,
     CompilationLevel,
@@ -244,3 +247,16 @@ def test_the_memory_of_graphs_is_in_force_in_bytes():
     effective = resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
     assert effective.graph_memory_budget == 2**20
     assert effective.to_json()["graph_memory_budget"] == 2**20
+
+
+def test_the_longest_list_of_static_sizes_that_are_off_fits_the_status_of_a_model_deployment():
+    sizes = list(range(65536 - 63, 65537))
+    wanted = spec(
+        engine={"maxNumBatchedTokens": 65536},
+        compilation={"level": 0, "cudagraphMode": "NONE", "compileSizes": sizes},
+    )
+    effective = resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
+    [change] = effective.changes
+    assert change.requested.startswith("65473, 65474, ")
+    assert change.requested.endswith(", ...")
+    GraphReason.model_validate(asdict(change))

@@ -6,6 +6,7 @@ log, ``/debug/graphs``, the ``kerf_effective_config_info`` metric and ``status.g
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
@@ -269,7 +270,9 @@ def _switched_off(
         if getattr(compilation.passes, name) and not getattr(passes, name):
             changes.append(ReasonedChange(_pass_field(name), "true", "false", reason, why))
     if compilation.compile_sizes and not compile_sizes:
-        requested = ", ".join(map(str, compilation.compile_sizes))
+        # Short, because the status of a ModelDeployment holds no more.
+        listed = ", ".join(map(str, compilation.compile_sizes))
+        requested = textwrap.shorten(listed, 300, placeholder=" ...")
         changes.append(ReasonedChange("compileSizes", requested, "none", reason, why))
     return changes
 
