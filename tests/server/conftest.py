@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -21,6 +22,27 @@ def plain_server() -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, timeout=20) as http,
     ):
         yield http
+
+
+@pytest.fixture(scope="session")
+def uncompiled_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """``kerf serve`` with a tiny model; no compilation and no graphs, which change no token.
+
+    Tests must leave it running.
+    """
+    from tests.server.test_end_to_end import Server
+    from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
+
+    root = tmp_path_factory.mktemp("uncompiled")
+    model, document = write_tiny_checkpoint(root / "model"), write_tiny_document(root / "tiny.yaml")
+    options = ("--set", "compilation.level=0", "--set", "compilation.cudagraphMode=NONE")
+    server = Server("-f", str(document), "--model-path", str(model), *options)
+    # Somebody must read the log, or the server would wait for room in the pipe.
+    threading.Thread(target=server.process.stderr.read, daemon=True).start()
+    yield server
+    server.http.close()
+    server.process.kill()
+    server.process.wait(60)
 
 
 @pytest.fixture

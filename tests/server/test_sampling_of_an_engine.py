@@ -7,23 +7,16 @@ import math
 
 import openai
 import pytest
-from tests.server.test_end_to_end import Server
-from tests.server.tiny import VOCAB, write_tiny_checkpoint, write_tiny_document
+from tests.server.tiny import VOCAB
 
 ASK = {"model": "tiny", "prompt": "abc", "max_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    """Without compilation and graphs: they change no token, and starting takes a third of the time."""
-    root = tmp_path_factory.mktemp("sampling")
-    model, document = write_tiny_checkpoint(root / "model"), write_tiny_document(root / "tiny.yaml")
-    options = ("--set", "compilation.level=0", "--set", "compilation.cudagraphMode=NONE")
-    server = Server("-f", str(document), "--model-path", str(model), *options)
-    url = f"{server.http.base_url}/v1"
+def client(uncompiled_server):
+    url = f"{uncompiled_server.http.base_url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as made:
         yield made
-    server.end()
 
 
 def texts(answer):
