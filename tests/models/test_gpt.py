@@ -12,12 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.engine.engines import engine_args, generate, greedy_reference, started
-from tests.models.checkpoints import make_llama, make_random, write_gguf, write_safetensors
+from tests.models.checkpoints import (
+    make_llama,
+    make_random,
+    our_logits,
+    write_gguf,
+    write_safetensors,
+)
 from tests.models.parity import IDS, assert_parity, expected_pieces, load, pieces
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.layers.linear import Fp8Linear
+from kerf_runtime.layers.quantization import quantize_rows
 from kerf_runtime.models import read_model_config, supported_architectures
 
 OPT: dict[str, Any] = {
@@ -176,6 +183,21 @@ def test_weights_are_quantised_on_load_with_one_scale_per_output(tmp_path: Path,
     restored = up.weight.float() * up.weight_scale
     # e4m3 rounds to 3 bits of mantissa.
     assert ((restored - weight).abs() <= weight.abs() / 16 + up.weight_scale / 256).all()
+
+
+def test_an_opt_that_is_stored_in_fp8_is_the_one_that_is_quantised_on_load(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_opt())
+    expected = our_logits(load(folder, quantization="fp8"), IDS)
+
+    def quantize(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if ".layers." in n and tensors[n].ndim == 2]:
+            tensors[name], tensors[f"{name}_scale"] = quantize_rows(tensors[name])
+
+    edit_weights(folder, quantize)
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    assert torch.equal(
+        our_logits(load(edit_config(folder, quantization_config=method)), IDS), expected
+    )
 
 
 @pytest.mark.parametrize(
