@@ -195,7 +195,8 @@ def test_the_report_and_the_metrics_move_with_the_requests_and_agree(server):
     assert report["dispatch"]["FULL"] >= 7
     assert report["dispatch"]["PIECEWISE"] >= 1
     hits = {(d["mode"], d["num_tokens"]): d["hits"] for d in report["graphs"]["descriptors"]}
-    assert hits["FULL", 4] >= 7
+    # Whether all three began in one step is up to the machine; that every step was a replay is not.
+    assert sum(n for (mode, _), n in hits.items() if mode == "FULL") == report["dispatch"]["FULL"]
     assert report["graphs"]["backend"] == "emulated"
     assert report["graphs"]["captured"] == len(report["graphs"]["descriptors"])
     assert value(samples, "kerf_padding_tokens_total", mode="FULL") >= 7
