@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from kerf_runtime.compilation.counters import PASS_COUNTERS
 from kerf_runtime.stats import QUEUE_BUCKETS_SECONDS, STEP_BUCKETS_SECONDS
 
 __all__ = [
@@ -77,6 +78,8 @@ _TABLE = (
                "Size of the cache entry in use.", ("key",)),
     MetricSpec("kerf_compile_cache", "info",
                "The key of the compile cache that this process asked for.", ("key",)),
+    MetricSpec("kerf_pass_matches", "counter",
+               "Places in the graphs compiled by this process that a pass changed.", ("pass",)),
     MetricSpec("kerf_compilations_after_startup", "counter",
                "Compilations that were asked for while serving; must stay 0."),
     MetricSpec("kerf_capture_after_startup", "counter",
@@ -243,6 +246,8 @@ def _from_report(report: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
     counters = stats["counters"]
+    matches = [((name,), counters[field]) for name, field in PASS_COUNTERS.items()]
+    yield _counter("kerf_pass_matches", matches)
     yield _counter(
         "kerf_compilations_after_startup", [((), counters["compilations_after_startup"])]
     )

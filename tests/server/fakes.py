@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from kerf_runtime.compilation.counters import PASS_COUNTERS
 from kerf_runtime.engine.messages import (
     AddRequest,
     Failed,
@@ -30,7 +31,12 @@ from kerf_runtime.stats import EngineStats
 END = 256
 """Token that ends an answer; tokens 0 to 255 are bytes."""
 
-COUNTERS = {"dynamo_traces": 1, "compilations_after_startup": 0, "captures_after_startup": 0}
+COUNTERS = {
+    "dynamo_traces": 1,
+    "compilations_after_startup": 0,
+    "captures_after_startup": 0,
+    **dict.fromkeys(PASS_COUNTERS.values(), 0),
+}
 
 REPORT: dict[str, Any] = {
     "cache": {

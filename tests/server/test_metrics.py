@@ -51,6 +51,7 @@ def busy_stats():
     stats.record_step(mode="NONE", size=40, reason="AboveLargest", real_tokens=40, seconds=100)
     stats.record_queue(0.3)
     counters = {**COUNTERS, "compilations_after_startup": 1, "captures_after_startup": 2}
+    counters["norm_quant_matches"] = 4
     return stats.to_values(counters=counters)
 
 
@@ -91,6 +92,8 @@ FROM_THE_REPORT = [
     ("kerf_cudagraph_dropped_graphs", {"mode": "FULL", "reason": "MemoryBudget"}, 1),
 ]
 FROM_THE_STATISTICS = [
+    ("kerf_pass_matches_total", {"pass": "norm_quant_fusion"}, 4),
+    ("kerf_pass_matches_total", {"pass": "noop_elimination"}, 0),
     ("kerf_compilations_after_startup_total", {}, 1),
     ("kerf_capture_after_startup_total", {}, 2),
     ("kerf_dispatch_total", {"mode": "FULL", "size": "8", "reason": "Padded"}, 1),

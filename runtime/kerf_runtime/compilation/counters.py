@@ -11,7 +11,13 @@ from dataclasses import asdict, dataclass, fields
 
 from kerf_runtime.errors import CompileError
 
-__all__ = ["CompilationCounter", "CompileGate", "compilation_counter", "compile_gate"]
+__all__ = [
+    "PASS_COUNTERS",
+    "CompilationCounter",
+    "CompileGate",
+    "compilation_counter",
+    "compile_gate",
+]
 
 
 @dataclass
@@ -65,6 +71,15 @@ class CompilationCounter:
         if actual != deltas:
             raise AssertionError(f"expected counter changes {deltas}, got {actual}")
 
+
+PASS_COUNTERS = {
+    "noop_elimination": "noop_matches",
+    "norm_quant_fusion": "norm_quant_matches",
+    "activation_quant_fusion": "activation_quant_matches",
+    "attention_quant_fusion": "attention_quant_matches",
+    "fix_functionalization": "functionalization_matches",
+}
+"""Name of a pass -> the counter of its matches."""
 
 compilation_counter = CompilationCounter()
 """The counters of this process."""

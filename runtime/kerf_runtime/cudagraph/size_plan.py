@@ -3,8 +3,8 @@
 A batch of ``n`` tokens runs as the smallest captured size ``s >= n`` and wastes ``s - n`` rows.  Given
 how often every ``n`` occurs and how many graphs may be recorded, ``plan_sizes`` finds the list with the
 least expected waste.  It is exact: a captured size between two observed ones can be lowered to the
-observed one below without a batch noticing, so only observed sizes are candidates, and the best choice
-among them is a shortest path, found by dynamic programming over the number of graphs.  The cost of a
+observed one below without a batch noticing, so only observed sizes are candidates (and ``max_num_seqs``,
+above which no decode graphs are needed), and the best choice among them is a shortest path, found by dynamic programming over the number of graphs.  The cost of a
 step of that path satisfies the quadrangle inequality, so that the best predecessor moves in one
 direction only and a layer takes O(m log m) instead of O(m^2) (F. Yao, "Speed-up in dynamic
 programming", 1982).
@@ -129,8 +129,10 @@ def plan_sizes(
     if mode is CUDAGraphMode.FULL_DECODE_ONLY:
         max_size = max_num_seqs  # no decode batch is larger, and nothing else is recorded
     observed = {size for size, count in histogram.items() if count > 0 and size <= max_size}
-    top = max(observed | {max_num_seqs})
-    search = _Search(sorted(observed | {top}), histogram, max_num_seqs, mode)
+    # Decode graphs end at the first size that holds all sequences, so that one is worth considering.
+    candidates = sorted(observed | {max_num_seqs})
+    top = candidates[-1]
+    search = _Search(candidates, histogram, max_num_seqs, mode)
     found = search.best(max_graphs)
     if found is None:
         needed = count_graphs(mode, (top,), max_num_seqs)

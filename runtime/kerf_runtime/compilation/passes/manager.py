@@ -17,7 +17,11 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from kerf_runtime.compilation.counters import CompilationCounter, compilation_counter
+from kerf_runtime.compilation.counters import (
+    PASS_COUNTERS,
+    CompilationCounter,
+    compilation_counter,
+)
 from kerf_runtime.compilation.passes.attention_quant import fuse_attention_quant
 from kerf_runtime.compilation.passes.functionalization import fix_functionalization
 from kerf_runtime.compilation.passes.fusions import fuse_activation_quant, fuse_norm_quant
@@ -28,14 +32,6 @@ from kerf_runtime.config.passes import FUSION_PASSES, PassConfig, enabled_passes
 __all__ = ["PassManager", "dependency_warnings", "inductor_options"]
 
 _log = logging.getLogger(__name__)
-
-_COUNTER_FIELDS = {
-    "noop_elimination": "noop_matches",
-    "norm_quant_fusion": "norm_quant_matches",
-    "activation_quant_fusion": "activation_quant_matches",
-    "attention_quant_fusion": "attention_quant_matches",
-    "fix_functionalization": "functionalization_matches",
-}
 
 
 def inductor_options(manager: PassManager) -> dict[str, Any]:
@@ -123,7 +119,7 @@ class PassManager(CustomGraphPass):
 
     def _count(self, name: str, found: int) -> None:
         self.matches[name] += found
-        field = _COUNTER_FIELDS[name]
+        field = PASS_COUNTERS[name]
         setattr(self._counters, field, getattr(self._counters, field) + found)
         _log.debug("%s matched %d times", name, found)
 
