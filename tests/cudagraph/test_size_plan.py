@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kerf_runtime.config import CUDAGraphMode
@@ -33,6 +33,7 @@ def brute_force(histogram, *, max_graphs, max_num_seqs, max_size, mode):
 
 
 @settings(max_examples=150, deadline=None)
+@example({1: 1, 3: 1}, CUDAGraphMode.FULL, 3, 2, 1)
 @given(
     histograms,
     st.sampled_from(RECORDING),
@@ -139,3 +140,9 @@ def test_waste_says_what_every_size_does():
 def test_limits_that_no_list_can_have_are_errors_with_the_numbers(limits, words):
     with pytest.raises(ConfigError, match=words):
         plan_sizes({1: 1}, **{"max_graphs": 4, "max_num_seqs": 8, "max_size": 16, **limits})
+
+
+def test_a_size_that_was_never_seen_is_taken_where_it_saves_decode_graphs():
+    # 2 holds every decode batch, so that 3 needs no decode graph; 1 and 3 would need four graphs.
+    limits = {"max_num_seqs": 2, "max_size": 3, "mode": CUDAGraphMode.FULL}
+    assert plan_sizes({1: 1, 3: 1}, max_graphs=3, **limits) == (2, 3)
