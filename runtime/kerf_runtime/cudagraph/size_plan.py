@@ -4,10 +4,10 @@ A batch of ``n`` tokens runs as the smallest captured size ``s >= n`` and wastes
 how often every ``n`` occurs and how many graphs may be recorded, ``plan_sizes`` finds the list with the
 least expected waste.  It is exact: a captured size between two observed ones can be lowered to the
 observed one below without a batch noticing, so only observed sizes are candidates (and ``max_num_seqs``,
-above which no decode graphs are needed), and the best choice among them is a shortest path, found by dynamic programming over the number of graphs.  The cost of a
-step of that path satisfies the quadrangle inequality, so that the best predecessor moves in one
-direction only and a layer takes O(m log m) instead of O(m^2) (F. Yao, "Speed-up in dynamic
-programming", 1982).
+above which no decode graphs are needed).  The best choice among them is a shortest path, found by
+dynamic programming over the number of graphs.  The cost of a step of that path satisfies the quadrangle
+inequality, so that the best predecessor moves in one direction only and a layer takes O(m log m)
+instead of O(m^2) (F. Yao, "Speed-up in dynamic programming", 1982).
 """
 
 from __future__ import annotations
