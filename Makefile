@@ -12,7 +12,9 @@ export KERF_REQUIRE_CLUSTER ?= 1
 WORKERS ?= 2
 CONTROL_PLANE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler etcd kubectl helm
 
-.PHONY: help setup demo test lint unit cluster-demo cluster-test cluster-down bench locks crds clean
+GPU_BENCHMARKS := attention capture passes compile overhead
+
+.PHONY: help setup demo test lint unit gpu-test cluster-demo cluster-test cluster-down bench bench-gpu locks crds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +47,9 @@ unit: setup ## the tests alone, for example: make unit ARGS="tests/cache -x"
 	@$(BIN)/python -m hack.cluster binaries $(CONTROL_PLANE_BINARIES) || test "$(KERF_REQUIRE_CLUSTER)" != 1
 	$(BIN)/python -m pytest -m "not node" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+gpu-test: setup ## the tests that need a CUDA GPU (elsewhere they skip and say so)
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
 cluster-demo: setup ## the example through a real cluster on this machine: helm, Job, PVC, pods, client
 	@$(BIN)/python -m hack.cluster_demo
 
@@ -57,6 +62,10 @@ cluster-down: setup ## stop everything that the cluster targets left running
 
 bench: setup ## CPU benchmarks: level 0 against level 3, cold against warm
 	@$(BIN)/python -m benchmarks.run
+
+bench-gpu: setup ## benchmarks of kernels, passes, capture, compiling and calling, on a CUDA GPU
+	@for name in $(GPU_BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --output benchmarks/results/$$name-gpu.json || exit 1; done
+	@$(BIN)/python -m benchmarks.readme
 
 locks: ## resolve the dependencies again
 	$(COMPILE) --extra operator --extra runtime --extra dev -o requirements/dev.lock
