@@ -1,0 +1,141 @@
+"""Compiling for a GPU: nothing of the model is allocated, and a fresh process runs it without a compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from benchmarks.dummy import LLAMA_8B, build
+
+from kerf_runtime.compilation.artifact import load_artifact, write_artifact
+from kerf_runtime.compilation.compiler import CompileOptions, compile_model
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.config.compilation import ATTENTION_OPS
+from kerf_runtime.config.passes import PassConfig
+from kerf_runtime.forward_context import ForwardContext, set_forward_context
+
+SHAPE = {
+    "num_layers": 3,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+SMALL = dataclasses.replace(LLAMA_8B, **SHAPE)
+DEVICE = torch.device("cuda")
+
+
+def compile_small(model, **options):
+    return compile_model(
+        model,
+        CompileOptions(ATTENTION_OPS, passes=PassConfig(), **options),
+        device=DEVICE,
+        progress=lambda *_: None,
+    )
+
+
+@torch.inference_mode()
+def relative_error(compiled, eager, tokens):
+    ids = torch.arange(tokens, device=DEVICE) % SMALL.vocab_size
+    positions = torch.arange(tokens, device=DEVICE)
+    with set_forward_context(ForwardContext()):
+        expected, actual = eager(ids, positions).float(), compiled(ids, positions).float()
+    return float((expected - actual).norm() / expected.norm())
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A model, the folder of its artifact, and the device memory that compiling it took."""
+    model = build(SMALL, device=DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    compiled = compile_small(model)
+    taken = torch.cuda.max_memory_allocated() - before
+    folder = tmp_path_factory.mktemp("gpu") / "artifact"
+    write_artifact(folder, compiled.plan, compiled.pieces, compiled.graph_source)
+    return model, folder, taken
+
+
+def test_compiling_takes_no_memory_of_the_model(stored):
+    _, _, taken = stored
+    # The example ids and positions; the smallest weight of a piece has 512 bytes times 256.
+    assert taken <= 8192
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 500])
+def test_the_stored_pieces_agree_with_eager(stored, tokens):
+    model, folder, _ = stored
+    with compilation_counter.expect(dynamo_traces=0, inductor_compilations=0, artifacts_loaded=3):
+        artifact = load_artifact(folder, model)
+    assert relative_error(artifact.forward, model, tokens) < 0.02
+
+
+FRESH = """
+import dataclasses, json, sys
+from pathlib import Path
+import torch
+from benchmarks.dummy import LLAMA_8B, build
+from kerf_runtime.compilation.artifact import load_artifact
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.forward_context import ForwardContext, set_forward_context
+device = torch.device("cuda")
+model = build(dataclasses.replace(LLAMA_8B, **json.loads(sys.argv[2])), device=device)
+artifact = load_artifact(Path(sys.argv[1]), model)
+with torch.inference_mode(), set_forward_context(ForwardContext()):
+    ids = torch.arange(9, device=device)
+    finite = bool(artifact.forward(ids, ids).isfinite().all())
+heavy = [name for name in ("torch._dynamo", "torch._inductor", "triton") if name in sys.modules]
+print(json.dumps({"finite": finite, "heavy": heavy, "counters": compilation_counter.snapshot()}))
+"""
+
+
+def test_a_fresh_process_imports_neither_inductor_nor_triton(stored):
+    _, folder, _ = stored
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(folder), json.dumps(SHAPE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["finite"]
+    assert result["heavy"] == []
+    assert result["counters"]["dynamo_traces"] == result["counters"]["backend_compilations"] == 0
+
+
+def test_a_static_size_is_autotuned_stored_and_right(tmp_path):
+    model = build(dataclasses.replace(SMALL, num_layers=1), device=DEVICE)
+    with compilation_counter.expect(inductor_compilations=4, static_compilations=2):
+        compiled = compile_small(model, sizes=(8,))
+    write_artifact(tmp_path / "a", compiled.plan, compiled.pieces, compiled.graph_source)
+    artifact = load_artifact(tmp_path / "a", model)
+    for tokens in (8, 8, 9):  # the first run always takes the general code
+        assert relative_error(artifact.forward, model, tokens) < 0.02
+
+
+def test_pieces_are_recorded_into_a_cuda_graph(stored):
+    model, folder, _ = stored
+    forward = load_artifact(folder, model).forward
+    ids = torch.arange(16, device=DEVICE)
+    with torch.inference_mode(), set_forward_context(ForwardContext()):
+        forward(ids, ids)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = forward(ids, ids)
+        ids.copy_(torch.arange(16, device=DEVICE).flip(0))
+        graph.replay()
+        torch.testing.assert_close(output, forward(ids, ids))
