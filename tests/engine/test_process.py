@@ -89,6 +89,21 @@ def test_concurrent_requests_are_answered_as_by_transformers(
     run(body)
 
 
+def test_a_sigterm_to_the_whole_group_leaves_running_requests_to_the_parent(
+    tiny_path: Path,
+) -> None:
+    async def body() -> None:
+        async with client_of(engine_args(tiny_path)) as client:
+            stream = client.generate(AddRequest("a", [1, 2], LONG))
+            tokens = list((await anext(stream)).token_ids)
+            os.kill(client.pid, signal.SIGTERM)
+            async for output in stream:
+                tokens += output.token_ids
+            assert len(tokens) == 100
+
+    run(body)
+
+
 def test_closing_a_stream_aborts_the_request_and_frees_its_blocks(tiny_path: Path) -> None:
     async def body() -> None:
         async with client_of(engine_args(tiny_path)) as client:

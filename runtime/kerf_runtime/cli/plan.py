@@ -180,15 +180,15 @@ def _most_graphs(
     each = _bytes("--bytes-per-graph", bytes_per_graph)
     if each is None and traffic.graphs:
         each = -(-traffic.graph_bytes // traffic.graphs)
-    budget = _bytes("--memory-budget", memory_budget)
+    budget, where = _bytes("--memory-budget", memory_budget), "--memory-budget"
+    if budget is None and spec is not None:
+        budget, where = spec.compilation.graph_memory_bytes, "compilation.graphMemoryBudget"
     if budget is not None and not each:
         raise ConfigError(
             "a memory budget needs to know what a graph takes",
-            where="--memory-budget",
+            where=where,
             hint="Pass --bytes-per-graph, or the text of /metrics, which has it",
         )
-    if budget is None and spec is not None:
-        budget = spec.compilation.graph_memory_bytes
     limits = [] if max_graphs is None else [max_graphs]
     if budget is not None and each:
         limits.append(budget // each)

@@ -61,7 +61,7 @@ def read_traffic(path: Path) -> Traffic:
     if str(path) == "-":
         return parse_traffic(sys.stdin.read(), where="standard input")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the histogram: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError:

@@ -244,6 +244,8 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
         core = EngineCore(args, spawned=spawned)
         core.startup(_Announcer(send))
         compile_gate.open = False
+        # Whoever ends a whole process group ends the parent too, which lets running requests finish.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         send(core.started_message())
         EngineLoop(core, inbox, send).run()
     # The border of the process: whatever happened must reach the parent as a message.
