@@ -150,6 +150,10 @@ def test_what_is_missing_or_impossible_is_said_with_exit_code_2(kerf, traffic, o
         (("--max-size", "65"), "size 65 is above engine.maxNumBatchedTokens 64"),
         (("--max-graphs", "1"), "1 graphs are too few: mode FULL_AND_PIECEWISE needs 2"),
         (("--set", "compilation.cudagraphMode=NONE"), "mode NONE records no graphs"),
+        (
+            ("--set", "compilation.graphMemoryBudget=1Mi"),
+            "compilation.graphMemoryBudget: a memory budget needs to know what a graph takes",
+        ),
     ],
 )
 def test_what_the_document_does_not_allow_is_said_with_exit_code_2(

@@ -133,3 +133,9 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not text"):
         read_traffic(path)
+
+
+def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "sizes.csv"
+    path.write_bytes(b"\xef\xbb\xbfsize,count\n1,10\n8,2\n")
+    assert dict(read_traffic(path).histogram) == {1: 10, 8: 2}
