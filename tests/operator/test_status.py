@@ -1,95 +1,34 @@
-"""Statuses folded from observations: conditions, reasons, counts, stable times, events."""
+"""The status of a ModelDeployment folded from observations: conditions, reasons, counts, stable times."""
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.operator.builders import (
-    CLAIM_UID,
     NOW,
     bound_claim,
     compile_cache,
     deployment,
-    job,
     observe,
     pod,
     resource,
-    service,
     spec_of,
     target_of,
 )
+from tests.operator.statuses import condition, fold, report, serving
 
-from kerf_operator.api import CompileCacheStatus, ModelDeploymentStatus
 from kerf_operator.observation import (
     ApplyFailure,
-    CacheObservation,
     DeploymentObservation,
     StorageClassFact,
 )
-from kerf_operator.plan import plan_cache
-from kerf_operator.render import Target
-from kerf_operator.runtime_report import RuntimeReport, parse_report
 from kerf_operator.status import (
-    cache_events,
-    deployment_events,
     differs,
-    fold_cache,
-    fold_deployment,
     only_volatile,
 )
-
-
-def report(key: str | None, **changes: Any) -> RuntimeReport:
-    document = {
-        "cache": {"key": key, "result": "hit", "reason": "Hit"},
-        "counters": {"dynamo_traces": 0, "inductor_compilations": 0},
-        "effective": {"requested_mode": "FULL", "mode": "FULL", "capture_sizes": [1, 2, 4]},
-        "graphs": {"captured": 6, "memory_bytes": 100, "capture_seconds": 0.5},
-        "dispatch": {"FULL": 5, "PIECEWISE": 1, "NONE": 0},
-        "startup": {"weights": 1.0, "cache_load": 0.5, "capture": 0.5},
-        **changes,
-    }
-    return parse_report(document)
-
-
-def serving(pods: int = 1, **changes: Any) -> tuple[DeploymentObservation, Target]:
-    """A ModelDeployment that is served by ``pods`` pods with a published cache."""
-    spec = {"replicas": pods, **changes}
-    obs, target = observe(**spec)
-    owner = obs.resource
-    cache = compile_cache(owner, "Ready", spec=spec, sizeBytes=1000, seconds=12.5)
-    found = [pod(f"chat-{index}", target=target) for index in range(pods)]
-    return (
-        replace(
-            obs,
-            claim=bound_claim(owner),
-            cache=cache,
-            owned_caches=(cache,),
-            deployment=deployment(owner, ready=pods, replicas=pods, spec=spec),
-            service=service(owner),
-            pods=tuple(found),
-            reports={p["metadata"]["name"]: report(target.key) for p in found},
-        ),
-        target,
-    )
-
-
-def fold(
-    obs: DeploymentObservation, target: Target | None, *failures: ApplyFailure
-) -> dict[str, Any]:
-    status = fold_deployment(obs, target, failures, now=NOW)
-    ModelDeploymentStatus.model_validate(status)  # the shape that the CRD promises
-    return status
-
-
-def condition(status: dict[str, Any], kind: str) -> tuple[str, str]:
-    found = next(c for c in status["conditions"] if c["type"] == kind)
-    assert found["message"], f"{kind} says nothing"
-    return found["status"], found["reason"]
 
 
 def test_a_served_deployment_is_ready_and_its_pods_prove_the_hit() -> None:
@@ -405,188 +344,3 @@ def test_moving_dispatch_counters_alone_are_volatile() -> None:
     assert only_volatile(old, moved)
     gone = fold(replace(obs, pods=()), target)
     assert not only_volatile(old, gone)
-
-
-class TestEvents:
-    """Told once, when something changed."""
-
-    def told(self, before: dict[str, Any] | None, after: dict[str, Any]) -> list[str]:
-        found = {**resource(), "status": before or {}}
-        return [event.reason for event in deployment_events(found, after)]
-
-    def test_the_story_of_a_deployment(self) -> None:
-        obs, target = observe()
-        claim = bound_claim(obs.resource)
-        compiling = fold(
-            replace(obs, claim=claim, cache=compile_cache(obs.resource, "Compiling")), target
-        )
-        assert self.told(None, compiling) == ["CompileStarted"]
-        published = fold(
-            replace(obs, claim=claim, cache=compile_cache(obs.resource, "Ready")), target
-        )
-        assert self.told(compiling, published) == ["CompileSucceeded"]
-        served = fold(*serving())
-        assert self.told(published, served) == ["RolledOut", "CacheHit"]
-        assert self.told(served, served) == []
-
-    def test_a_failure_is_told_once_and_not_twice_in_other_words(self) -> None:
-        obs, target = observe()
-        failed = fold(
-            replace(
-                obs,
-                claim=bound_claim(obs.resource),
-                cache=compile_cache(obs.resource, "Failed", reason="JobFailed", text="it failed"),
-            ),
-            target,
-        )
-        assert self.told(None, failed) == ["CompileFailed"]
-        assert self.told(failed, failed) == []
-
-    def test_the_same_event_has_the_same_name(self) -> None:
-        served = fold(*serving())
-        first, second = (
-            [event.event_name(resource()) for event in deployment_events(resource(), served)]
-            for _ in "12"
-        )
-        assert first == second
-        assert len(set(first)) == len(first)
-
-
-class TestCacheStatus:
-    """The status of a CompileCache."""
-
-    claim = bound_claim(resource())
-
-    def fold(self, obs: CacheObservation, *failures: ApplyFailure) -> dict[str, Any]:
-        status = fold_cache(obs, plan_cache(obs), failures, now=NOW)
-        CompileCacheStatus.model_validate(status)
-        return status
-
-    def succeeded(self, message: str) -> dict[str, Any]:
-        ended = {"exitCode": 0, "reason": "Completed", "message": message}
-        return pod(
-            "job-1",
-            component="compile",
-            phase="Succeeded",
-            container={"state": {"terminated": ended}},
-        )
-
-    def test_it_waits_for_its_claim(self) -> None:
-        status = self.fold(CacheObservation(compile_cache(resource())))
-        assert status["state"] == "Pending"
-        assert status["conditions"][0]["reason"] == "ClaimNotFound"
-
-    def test_a_finished_job_publishes_what_it_reported(self) -> None:
-        cache = compile_cache(resource())
-        message = json.dumps(
-            {
-                "result": "published",
-                "sizeBytes": 5,
-                "seconds": 2.5,
-                "counters": {"a": 1},
-                "gate": {"passed": True},
-            }
-        )
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache, condition="Complete"),),
-            pods=(self.succeeded(message),),
-        )
-        status = self.fold(obs)
-        assert status["state"] == "Ready"
-        assert (status["sizeBytes"], status["seconds"], status["result"]) == (5, 2.5, "published")
-        assert status["counters"] == {"a": 1}
-        assert status["gate"] == {"passed": True}
-        assert status["claimUid"] == CLAIM_UID
-        assert status["users"] == ["chat"]
-
-    @pytest.mark.parametrize("message", ["", "not JSON", '["a list"]', '{"sizeBytes": "many"}'])
-    def test_a_result_that_cannot_be_read_is_still_a_published_cache(self, message: str) -> None:
-        cache = compile_cache(resource())
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache, condition="Complete"),),
-            pods=(self.succeeded(message),),
-        )
-        status = self.fold(obs)
-        assert status["state"] == "Ready"
-        assert "sizeBytes" not in status
-
-    def test_the_result_outlives_the_job(self) -> None:
-        cache = compile_cache(resource(), "Ready", sizeBytes=5, seconds=2.5, jobName="j")
-        status = self.fold(CacheObservation(cache, claim=self.claim))
-        assert (status["state"], status["sizeBytes"], status["jobName"]) == ("Ready", 5, "j")
-
-    def test_without_pods_the_jobs_own_duration_is_used(self) -> None:
-        cache = compile_cache(resource())
-        obs = CacheObservation(cache, claim=self.claim, jobs=(job(cache, condition="Complete"),))
-        assert self.fold(obs)["seconds"] == 10.0
-
-    @pytest.mark.parametrize(
-        ("reason", "ended", "expected"),
-        [
-            ("DeadlineExceeded", None, "DeadlineExceeded"),
-            ("BackoffLimitExceeded", {"exitCode": 137, "reason": "OOMKilled"}, "OOMKilled"),
-            (
-                "PodFailurePolicy",
-                {
-                    "exitCode": 4,
-                    "message": '{"error": {"reason": "NumericalGateError", "message": "error 0.5"}}',
-                },
-                "NumericalGateError",
-            ),
-            ("BackoffLimitExceeded", None, "JobFailed"),
-        ],
-    )
-    def test_a_failed_job_says_why(
-        self, reason: str, ended: dict[str, Any] | None, expected: str
-    ) -> None:
-        cache = compile_cache(resource())
-        pods = ()
-        if ended is not None:
-            state = {"state": {"terminated": ended}}
-            pods = (
-                pod("job-1", component="compile", phase="Failed", ready=False, container=state),
-            )
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache, condition="Failed", reason=reason),),
-            pods=pods,
-        )
-        status = self.fold(obs)
-        assert status["state"] == "Failed"
-        assert status["conditions"][0]["reason"] == expected
-        assert status["lastFailure"]["component"] == "compile"
-
-    def test_one_failed_pod_is_not_a_failed_job(self) -> None:
-        cache = compile_cache(resource())
-        ended = {"state": {"terminated": {"exitCode": 1, "message": "boom"}}}
-        failed = pod("job-1", component="compile", phase="Failed", ready=False, container=ended)
-        obs = CacheObservation(cache, claim=self.claim, jobs=(job(cache),), pods=(failed,))
-        assert self.fold(obs)["state"] == "Compiling"
-
-    def test_a_job_that_gets_no_pod_shows_what_its_events_say(self) -> None:
-        cache = compile_cache(resource())
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache),),
-            job_events=("pods is forbidden: exceeded quota: q",),
-        )
-        status = self.fold(obs)
-        assert status["state"] == "Compiling"
-        assert status["conditions"][0]["reason"] == "QuotaExceeded"
-
-    def test_its_events_are_told_at_the_changes(self) -> None:
-        cache = compile_cache(resource())
-        compiling = self.fold(CacheObservation(cache, claim=self.claim, jobs=(job(cache),)))
-        assert [e.reason for e in cache_events(cache, compiling)] == ["CompileStarted"]
-        running = copy.deepcopy(cache) | {"status": compiling}
-        done = self.fold(
-            CacheObservation(running, claim=self.claim, jobs=(job(cache, condition="Complete"),))
-        )
-        assert [e.reason for e in cache_events(running, done)] == ["CompileSucceeded"]
-        assert cache_events(running | {"status": done}, done) == []
