@@ -12,11 +12,14 @@ implementation per device type; each gets plain tensors and knows nothing of the
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from functools import cache
+
 from torch import Tensor
 from torch.library import Library, register_fake
 
 from kerf_runtime.forward_context import get_forward_context
-from kerf_runtime.ops.attention_cpu import paged_attention as cpu_paged_attention
 
 __all__ = ["ATTENTION_SCHEMA"]
 
@@ -25,12 +28,26 @@ ATTENTION_SCHEMA = (
     "Tensor? output_scale=None) -> ()"
 )
 
+_IMPLEMENTATIONS = {
+    "cpu": "kerf_runtime.ops.attention_cpu",
+    "cuda": "kerf_runtime.ops.attention_triton",
+}
+
 # A module-level owner: the registration lives as long as the Library object.
 _library = Library("kerf", "FRAGMENT")
 _library.define(ATTENTION_SCHEMA)
 
 
-def _attention_cpu(
+@cache
+def _paged_attention(device_type: str) -> Callable[..., None]:
+    """The implementation for a device type; imported on use, so that a CPU process never imports triton."""
+    found: Callable[..., None] = importlib.import_module(
+        _IMPLEMENTATIONS[device_type]
+    ).paged_attention
+    return found
+
+
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,31 +59,12 @@ def _attention_cpu(
     if context.attention is None:
         output.zero_()
         return
-    key_cache, value_cache = context.kv_caches[layer_name]
-    cpu_paged_attention(q, k, v, output, key_cache, value_cache, context.attention, output_scale)
+    attend = _paged_attention(q.device.type)
+    attend(q, k, v, output, *context.kv_caches[layer_name], context.attention, output_scale)
 
 
-def _attention_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Tensor,
-    layer_name: str,
-    output_scale: Tensor | None = None,
-) -> None:
-    context = get_forward_context()
-    if context.attention is None:
-        output.zero_()
-        return
-    # Imported on use: a CPU process never imports triton.
-    from kerf_runtime.ops.attention_triton import paged_attention
-
-    key_cache, value_cache = context.kv_caches[layer_name]
-    paged_attention(q, k, v, output, key_cache, value_cache, context.attention, output_scale)
-
-
-_library.impl("attention", _attention_cpu, "CPU")
-_library.impl("attention", _attention_cuda, "CUDA")
+_library.impl("attention", _attention, "CPU")
+_library.impl("attention", _attention, "CUDA")
 
 
 @register_fake("kerf::attention", lib=_library)

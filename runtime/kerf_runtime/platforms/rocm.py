@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kerf_runtime.config.engine import DType
 from kerf_runtime.config.resolve import AttentionGraphSupport, PlatformFacts
-from kerf_runtime.cudagraph.cuda import CudaStaticGraph, capture_pass
 from kerf_runtime.errors import ConfigError
-from kerf_runtime.platforms.interface import DeviceMemory, StaticGraph
+from kerf_runtime.platforms.cuda import CudaPlatform
 
 __all__ = ["RocmPlatform"]
 
 _PERMISSION = "KERF_ALLOW_UNTESTED_PLATFORM"
 
 
-class RocmPlatform:
-    """One AMD GPU, untested.
+class RocmPlatform(CudaPlatform):
+    """One AMD GPU, untested: CUDA's graphs and memory calls under their HIP names.
 
     Raises:
         ConfigError: ``KERF_ALLOW_UNTESTED_PLATFORM`` is not 1.
@@ -40,7 +37,7 @@ class RocmPlatform:
                 where="platform rocm",
                 hint=f"Set {_PERMISSION}=1 to try it, or KERF_PLATFORM=cpu",
             )
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__()
 
     def facts(self) -> PlatformFacts:
         return PlatformFacts(
@@ -50,18 +47,6 @@ class RocmPlatform:
             attention_graph_support=AttentionGraphSupport.ALWAYS,
             default_dtype=DType.AUTO,
         )
-
-    def static_graph(self) -> StaticGraph:
-        return CudaStaticGraph()
-
-    def capture_pass(self) -> AbstractContextManager[None]:
-        """As on CUDA."""
-        return capture_pass()
-
-    def memory(self) -> DeviceMemory | None:
-        """As the driver and PyTorch's allocator count it now."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        return DeviceMemory(total, free, torch.cuda.memory_reserved(self.device))
 
     def observed_factors(self) -> dict[str, Any]:
         """Kernels are machine code for one architecture."""
@@ -73,7 +58,3 @@ class RocmPlatform:
             "hip": torch.version.hip,
             "pythonAbi": sys.implementation.cache_tag,
         }
-
-    def synchronize(self, tensor: Tensor) -> None:
-        """Wait for the current stream of the device."""
-        torch.cuda.current_stream(tensor.device).synchronize()
