@@ -7,6 +7,7 @@ binds ``forward`` of the instance, so that neither a call nor a trace meets a br
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 __all__ = ["CustomOp", "apply_policy"]
 
 
-class CustomOp(nn.Module):
+class CustomOp(nn.Module, ABC):
     """Base of the layers that the policy ``customOps`` governs; they hold no parameters.
 
     Subclasses give ``name`` (the word of the policy), ``forward_native`` and ``forward_custom``, both
@@ -36,13 +37,13 @@ class CustomOp(nn.Module):
         self.custom = custom
         self.forward = self.forward_custom if custom else self.forward_native
 
+    @abstractmethod
     def forward_native(self, *args: Any, **kwargs: Any) -> Any:
         """The ATen form."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_custom(self, *args: Any, **kwargs: Any) -> Any:
         """The custom operator."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Shown when the model is printed."""

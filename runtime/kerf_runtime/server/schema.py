@@ -10,6 +10,7 @@ which the field's servers share.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -82,7 +83,7 @@ class StreamOptions(BaseModel):
     )
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(BaseModel, ABC):
     """What both APIs share."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -175,9 +176,9 @@ class SamplingFields(BaseModel):
         return tuple(pairs)
 
     @property
+    @abstractmethod
     def wanted_logprobs(self) -> int | None:
         """None for no log probabilities; else the number of alternatives per token."""
-        raise NotImplementedError
 
     def sampling(self, *, max_tokens: int, choice: int) -> SamplingParams:
         """The engine's parameters.
