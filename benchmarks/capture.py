@@ -11,10 +11,12 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.dummy import LLAMA_8B, build
 
 from kerf_runtime.cli.bench_record import header, spread
 from kerf_runtime.compilation.prepare import PreparedModel
@@ -24,8 +26,7 @@ from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.kv_cache import allocate_kv_cache
 from kerf_runtime.engine.runner import ModelRunner
 from kerf_runtime.engine.scheduler import SchedulerLimits
-from kerf_runtime.models.llama.config import LlamaModelConfig
-from kerf_runtime.models.llama.model import attention_layer_names, build, inverse_frequencies
+from kerf_runtime.models.llama.model import attention_layer_names
 from kerf_runtime.platforms import current_platform
 from kerf_runtime.reasons import DispatchReason
 
@@ -34,41 +35,11 @@ LENGTH = 160
 """Tokens of every sequence in the timed steps: 32 of prompt and 128 of answer."""
 
 
-def llama(layers: int) -> tuple[LlamaModelConfig, torch.nn.Module]:
-    """Llama-3-8B's shape with random weights in bfloat16."""
-    config = LlamaModelConfig(
-        architecture="LlamaForCausalLM",
-        num_layers=layers,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=128256,
-        max_position_embeddings=8192,
-        rope_theta=500000.0,
-        rope_scaling=None,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        attention_bias=False,
-        mlp_bias=False,
-        dtype=DType.BFLOAT16,
-        eos_token_ids=(),
-        bos_token_id=None,
-    )
-    with torch.device("meta"):
-        model = build(config)
-    model = model.to(torch.bfloat16).to_empty(device="cuda")
-    for parameter in model.parameters():
-        parameter.data.normal_(std=0.02)
-    model.rotary.fill(inverse_frequencies(config), dtype=torch.bfloat16, device="cuda")
-    return config, model.eval()
-
-
 def record(layers: int) -> dict[str, Any]:
     """Capture all sizes, then time steps."""
     platform = current_platform()
-    config, model = llama(layers)
+    config = replace(LLAMA_8B, num_layers=layers)
+    model = build(config, device=platform.device)
     document = parse_document(
         {
             "apiVersion": "kerf.dev/v1alpha1",

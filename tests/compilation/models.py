@@ -6,7 +6,7 @@ They live in an importable module because traced code must: its content is a fac
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attention
 from kerf_runtime.compilation.decorator import support_torch_compile
 from kerf_runtime.config import DType
+from kerf_runtime.layers.linear import Fp8Linear
+from kerf_runtime.layers.quantization import quantize_rows
+from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.models.llama.model import attention_layer_names, build, inverse_frequencies
 from kerf_runtime.models.loader import LoadedModel
@@ -58,6 +61,33 @@ def llama(
     model = model.to(dtype)
     model.rotary.fill(inverse_frequencies(config), dtype=dtype, device="cpu")
     return LoadedModel(model.eval(), config, attention_layer_names(config))
+
+
+def fp8_llama(num_layers: int, *, static: bool, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """A Llama with random weights whose projections are quantised; wide enough for FP8 products."""
+    plain = llama(
+        num_layers,
+        dtype=dtype,
+        hidden_size=32,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+    )
+    config = replace(plain.config, quantization=Fp8Scheme(static=static, stored=True))
+    model = build(config)
+    modules = dict(model.named_modules())
+    for name, parameter in plain.model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        module = modules[owner]
+        if isinstance(module, Fp8Linear):
+            module.weight.data, module.weight_scale.data = quantize_rows(parameter.data)
+            if module.input_scale is not None:
+                module.input_scale.data.fill_(0.02)
+        else:
+            setattr(module, leaf, parameter)
+    model.rotary = plain.model.rotary
+    return LoadedModel(model.eval(), config, plain.attention_layers)
 
 
 @dataclass(frozen=True)

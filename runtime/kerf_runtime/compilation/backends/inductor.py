@@ -201,10 +201,9 @@ class InductorBackend:
         compile_gate.check("the compilation of a piece")
         values = list(request.example_values)
         general = request.tokens is None
-        on_gpu = any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values)
         settings = {
             **_DEFAULT_OPTIONS,
-            **(_GENERAL_OPTIONS if general else _STATIC_GPU_OPTIONS if on_gpu else {}),
+            **(_GENERAL_OPTIONS if general else _STATIC_GPU_OPTIONS if _on_gpu(values) else {}),
             **inductor_options(PassManager(request.passes, dump_dir=request.dump)),
             **request.options,
         }
@@ -269,13 +268,17 @@ def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str,
             dynamic_shapes="from_tracing_context" if general else "from_example_inputs",
             options={"config_patches": _INNER_OPTIONS},
         )
-        if not general and any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values):
+        if not general and _on_gpu(values):
             compiled(*[_random_like(v) for v in values])  # times the candidates, keeps the best
     if general:
         check_assumptions(fake_mode.shape_env, where="compiling a piece")
     if len(sources) != 1:
         raise CompileError(f"expected one wrapper from Inductor, got {len(sources)}")
     return sources[0]
+
+
+def _on_gpu(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
 
 
 def _random_like(value: Any) -> Any:
