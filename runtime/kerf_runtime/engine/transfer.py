@@ -14,5 +14,7 @@ __all__ = ["send"]
 
 def send(values: Sequence[float] | np.ndarray[Any, Any], dtype: torch.dtype, to: Tensor) -> Tensor:
     """``values`` as a tensor on the device of ``to``, through pinned memory if that is a GPU."""
-    on_gpu = to.device.type != "cpu"
-    return torch.tensor(values, dtype=dtype, pin_memory=on_gpu).to(to.device, non_blocking=True)
+    host = torch.as_tensor(np.asarray(values)).to(dtype)
+    if to.device.type == "cpu":
+        return host
+    return host.pin_memory().to(to.device, non_blocking=True)
