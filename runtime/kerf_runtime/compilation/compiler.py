@@ -105,8 +105,8 @@ def compile_model(
         timings[phase] = now - clock
         clock = now
 
-    count = worker_count(os.environ.get(WORKERS_VARIABLE))
-    with CompileWorkers(options.backend, count) as workers:
+    count = worker_count(os.environ.get(WORKERS_VARIABLE), options.backend, device)
+    with CompileWorkers(options.backend, count, device) as workers:
         progress("trace", "one Dynamo trace", None)
         arguments = _example_arguments(device)
         traced = trace_forward(model, arguments, static_graphs=options.static_graphs)

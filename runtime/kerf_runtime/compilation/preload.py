@@ -1,9 +1,24 @@
 """Imported once by the process that compile workers are forked from: everything a compilation needs.
 
-Nothing here may start threads or touch a device, which would not survive the fork.
+Nothing here may start threads or ask for a device: neither would survive the fork.
 """
 
-import kerf_runtime.compilation.backends.inductor
-import kerf_runtime.compilation.passes.manager
-import kerf_runtime.compilation.program
-import kerf_runtime.compilation.workers  # noqa: F401
+import importlib
+
+import torch._inductor.config
+
+_MODULES = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.standalone_compile",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.fx_passes.joint_graph",
+    "kerf_runtime.compilation.backends.inductor",
+    "kerf_runtime.compilation.passes.manager",
+    "kerf_runtime.compilation.program",
+    "kerf_runtime.compilation.workers",
+)
+
+# Inductor asks the driver for devices when it is imported, to choose a way of timing kernels.  Workers time none.
+torch._inductor.config.use_experimental_benchmarker = False
+for _name in _MODULES:
+    importlib.import_module(_name)

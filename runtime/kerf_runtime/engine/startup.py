@@ -13,6 +13,7 @@ from typing import Any
 
 from kerf_runtime.cache import CacheSession
 from kerf_runtime.compilation.prepare import PreparedModel, prepare_model
+from kerf_runtime.compilation.workers import start_fork_server
 from kerf_runtime.config import (
     CacheVerification,
     CompilationLevel,
@@ -192,6 +193,8 @@ def _load(
     """Verify the cache, then read the weights."""
     with clock.phase("cache_verify", str(args.cache_dir or "")):
         cache = _open_cache(args, spec)
+    if effective.level is CompilationLevel.PIECEWISE and cache.manifest is None:
+        start_fork_server(effective.backend.value, platform.device)
     with clock.phase("weights", str(args.model_path)):
         loaded = load_model(
             args.model_path,

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kerf_runtime.compilation.backends.interface import (
     CompiledArtifact,
     CompileRequest,
@@ -39,7 +41,7 @@ class EagerBackend:
                 hint="Remove inductorConfig, or set compilation.backend to inductor",
             )
 
-    def prepare_worker(self, threads: int) -> None:
+    def prepare_worker(self, device: torch.device, threads: int) -> None:
         """Nothing to set up."""
 
     def session(self) -> AbstractContextManager[None]:

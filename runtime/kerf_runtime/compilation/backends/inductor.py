@@ -24,6 +24,7 @@ from kerf_runtime.compilation.backends.interface import (
     CompileRequest,
     PieceCall,
 )
+from kerf_runtime.compilation.backends.warm_up import warm_up_program
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.launch import KernelLaunch
 from kerf_runtime.compilation.loader import (
@@ -32,6 +33,7 @@ from kerf_runtime.compilation.loader import (
     load_wrapper,
     parse_wrapper,
 )
+from kerf_runtime.compilation.program import rebuild_program
 from kerf_runtime.errors import CompileError, ConfigError
 
 __all__ = ["InductorBackend", "check_torch_version", "inductor_session", "validate_options"]
@@ -174,13 +176,20 @@ class InductorBackend:
         check_torch_version()
         validate_options(options)
 
-    def prepare_worker(self, threads: int) -> None:
-        """Kernels are compiled by forked helpers; the device must be known before they are."""
+    def prepare_worker(self, device: torch.device, threads: int) -> None:
+        """Kernels are compiled by forked helpers; a GPU must be known before they are.
+
+        On a GPU a small piece is compiled.  On a CPU that would take a C++ compiler for longer than it
+        saves.
+        """
         from torch._inductor import config
 
         config.compile_threads, config.worker_start_method = threads, "fork"
-        if torch.cuda.is_available():
+        if device.type == "cuda":
             torch.cuda.init()
+            module, values = rebuild_program(warm_up_program(str(device)))
+            with self.session():
+                self.compile(CompileRequest(module, values))
 
     def session(self) -> AbstractContextManager[None]:
         """A private, empty Inductor cache."""

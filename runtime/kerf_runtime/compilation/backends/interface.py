@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 from kerf_runtime.config.passes import PassConfig
@@ -67,8 +68,11 @@ class CompilerBackend(Protocol):
         """
         ...
 
-    def prepare_worker(self, threads: int) -> None:
-        """Set up a process that only compiles and may use ``threads`` processes of its own."""
+    def prepare_worker(self, device: torch.device, threads: int) -> None:
+        """Set up a process that only compiles, for ``device``, with ``threads`` processes of its own.
+
+        Does what the first compilation of a process does once, so that it is not waited for later.
+        """
         ...
 
     def session(self) -> AbstractContextManager[None]:
