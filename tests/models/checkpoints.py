@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -149,21 +150,29 @@ def reference_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
 
 
 @torch.inference_mode()
-def our_logits(loaded: LoadedModel, ids: list[int]) -> Tensor:
-    """Logits of every position, by our model on one sequence: [T, vocab]."""
+def our_logits(
+    loaded: LoadedModel, ids: list[int], forward: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """Logits of every position of one sequence, [T, vocab]: by our model, or by a compiled ``forward``."""
     count, block = len(ids), 16
     blocks = -(-count // block)
     config = loaded.config
+    embedding = next(loaded.model.parameters())
     shape = (blocks, block, config.num_kv_heads, config.head_dim)
-    caches = {name: (torch.zeros(shape), torch.zeros(shape)) for name in loaded.attention_layers}
-    metadata = AttentionMetadata(
-        query_start=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        block_table=torch.arange(blocks, dtype=torch.int32)[None],
-        slot_mapping=torch.arange(count),
-        uniform_decode=False,
-    )
+    with embedding.device:
+        caches = {
+            name: (embedding.new_zeros(shape), embedding.new_zeros(shape))
+            for name in loaded.attention_layers
+        }
+        metadata = AttentionMetadata(
+            query_start=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([count], dtype=torch.int32),
+            block_table=torch.arange(blocks, dtype=torch.int32)[None],
+            slot_mapping=torch.arange(count),
+            uniform_decode=False,
+        )
+        tokens, positions = torch.tensor(ids), torch.arange(count)
     with set_forward_context(ForwardContext(attention=metadata, kv_caches=caches)):
-        hidden = loaded.model(torch.tensor(ids), torch.arange(count))
+        hidden = (loaded.model if forward is None else forward)(tokens, positions)
     logits: Tensor = loaded.model.compute_logits(hidden)  # type: ignore[operator]
     return logits

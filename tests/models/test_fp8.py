@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.models.checkpoints import (
     write_gguf,
     write_safetensors,
 )
+from tests.models.fp8_tolerance import TEXT, difference, within_tolerance
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
@@ -143,14 +145,9 @@ def test_an_fp8_checkpoint_gives_the_logits_of_a_model_that_rounds_as_fp8_does(
     quantize_reference(model, strategy=strategy, static=static)
     expected, found = reference_logits(model, IDS), our_logits(loaded, IDS)
     # A value that falls on the other side of an FP8 boundary moves by 1/8 of itself: compare in the mean.
-    assert relative_error(found, expected) < 0.02
-    assert relative_error(found, plain) > 2 * relative_error(found, expected)
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Mean over positions of the distance between two rows of logits, in units of the row's spread."""
-    spread = expected.std(dim=-1)
-    return float(((found - expected).pow(2).mean(-1).sqrt() / spread).mean())
+    error = difference(found, expected).relative_error
+    assert error < 0.02
+    assert difference(found, plain).relative_error > 2 * error
 
 
 def test_parts_of_a_fused_projection_keep_their_own_weight_scales_and_share_the_largest_input_scale(
@@ -181,7 +178,8 @@ def test_weights_are_quantised_on_load_per_channel(tmp_path: Path, writer: str) 
     loaded = load(path, quantization="fp8")
     assert loaded.config.quantization == Fp8Scheme(static=False, stored=False)
     quantize_reference(model, strategy="channel", static=False)
-    assert relative_error(our_logits(loaded, IDS), reference_logits(model, IDS)) < 0.02
+    found, expected = our_logits(loaded, IDS), reference_logits(model, IDS)
+    assert difference(found, expected).relative_error < 0.02
 
 
 def test_embedding_head_and_norms_stay_in_the_models_data_type(tmp_path: Path) -> None:
@@ -287,31 +285,13 @@ def test_a_matrix_that_fp8_cannot_multiply_is_refused_before_the_weights_are_rea
         load(path, quantization="fp8")
 
 
-TEXT = (
-    "The city library opened in 1932 in a small building near the river. For many years it was the only "
-    "place in the town where people could read newspapers without paying for them. During the winter, "
-    "children came after school because the rooms were warm, and the librarian, Mrs. Hall, read stories "
-    "to them. In 1958 the council decided to move the library to a new house on the main street, and the "
-    "number of visitors doubled within a year."
-)
-
-
 @pytest.mark.slow
 def test_smollm2_in_fp8_is_within_the_stated_tolerance_of_the_unquantised_model(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The statement is in ``kerf_runtime.layers.linear``; measured when it was written: 0.16, 0.94, 0.022."""
     path = smollm2_path()
     ids = load_tokenizer(path).encode(TEXT)
     expected = our_logits(load(path), ids)
     found = our_logits(load(path, quantization="fp8"), ids)
-    error = relative_error(found, expected)
-    agreement = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
-    chances = expected.log_softmax(-1)
-    divergence = float((chances.exp() * (chances - found.log_softmax(-1))).sum(-1).mean())
-    record_property("relative_error", error)
-    record_property("greedy_agreement", agreement)
-    record_property("kl_divergence", divergence)
-    assert 0.01 < error <= 0.25, "0 would mean that nothing was quantised"
-    assert agreement >= 0.85
-    assert divergence <= 0.05
+    for name, value in asdict(within_tolerance(found, expected)).items():
+        record_property(name, value)
