@@ -1,8 +1,8 @@
 """Cold compile of a Llama-8B on a GPU: ``python -m benchmarks.compile [--output FILE]``.
 
 The weights are random.  Every run traces a new module (with the same weights) and compiles its distinct
-pieces for the general shape from an empty cache.  The first run is apart: it also imports the compiler
-and starts its processes.  ``KERF_COMPILE_WORKERS`` is set for each configuration.
+pieces for the general shape from an empty cache.  ``KERF_COMPILE_WORKERS`` is set for each configuration.
+*First* is the first compilation of a process of its own, which imports the compiler, as a compile Job does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,14 +26,14 @@ from kerf_runtime.cli.bench_record import header, spread, spread_text
 from kerf_runtime.compilation.artifact import load_artifact, write_artifact
 from kerf_runtime.compilation.compiler import CompiledModel, CompileOptions, compile_model
 from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.compilation.workers import WORKERS_VARIABLE
+from kerf_runtime.compilation.workers import WORKERS_VARIABLE, start_fork_server
 from kerf_runtime.config.compilation import ATTENTION_OPS
 from kerf_runtime.config.passes import PassConfig
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
-RUNS = 5
+RUNS = 3
 CONFIGURATIONS = (("one process", "0"), ("3 worker processes", "3"))
-PHASES = ("trace", "split", "inductor", "save", "load", "total")
+PHASES = ("trace", "split", "workers", "inductor", "save", "load", "total")
 
 
 def run_once(config: Any, state: Any, device: torch.device) -> tuple[dict[str, float], int, int]:
@@ -48,7 +50,7 @@ def run_once(config: Any, state: Any, device: torch.device) -> tuple[dict[str, f
         progress=lambda *_: None,
     )
     allocated = torch.cuda.max_memory_allocated() - before
-    seconds = dict(compiled.timings)
+    seconds = {"workers": 0.0, **compiled.timings}
     folder = Path(tempfile.mkdtemp()) / "artifact"
     started = time.perf_counter()
     write_artifact(folder, compiled.plan, compiled.pieces, compiled.graph_source)
@@ -74,6 +76,30 @@ def _compare(compiled: Any, eager: Any, device: torch.device) -> None:
         raise SystemExit(f"compiled and eager differ: relative error {error:.3g}")
 
 
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {phase: round(value, 2) for phase, value in seconds.items()}
+
+
+def _first(workers: str) -> dict[str, float]:
+    """Seconds per phase of the first compilation of a new process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compile", "--first"],
+        env={**os.environ, WORKERS_VARIABLE: workers},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def _print_first() -> None:
+    device = torch.device("cuda")
+    start_fork_server("inductor", device)  # before the weights, as the engine does
+    state = dict(build(LLAMA_8B, device=device).named_parameters())
+    print(json.dumps(run_once(LLAMA_8B, state, device)[0]))
+
+
 def record(configurations: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The given configurations, alternating."""
     device = torch.device("cuda")
@@ -81,9 +107,13 @@ def record(configurations: Sequence[tuple[str, str]]) -> dict[str, Any]:
     result["machine"]["gpu"] = torch.cuda.get_device_name(0)
     result["command"] = ["python", "-m", "benchmarks.compile"]
     result["model"] = "Llama-8B shape, random weights, bfloat16"
+    result["first"] = {}
+    for name, workers in configurations:
+        result["first"][name] = _first(workers)
+        print("first", name, _rounded(result["first"][name]), flush=True)
     state = dict(build(LLAMA_8B, device=device).named_parameters())
     runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in configurations}
-    result["first"], result["allocatedBytes"] = {}, 0
+    result["allocatedBytes"] = 0
     before = compilation_counter.snapshot()
     for number in range(RUNS + 1):
         for name, workers in configurations:
@@ -91,10 +121,8 @@ def record(configurations: Sequence[tuple[str, str]]) -> dict[str, Any]:
             seconds, allocated, size = run_once(LLAMA_8B, state, device)
             result["allocatedBytes"] = max(result["allocatedBytes"], allocated)
             result["artifactBytes"] = size
-            print(number, name, {k: round(v, 2) for k, v in seconds.items()}, flush=True)
-            if number == 0:
-                result["first"][name] = seconds
-            else:
+            print(number, name, _rounded(seconds), flush=True)
+            if number > 0:  # imports are done after the first
                 runs[name].append(seconds)
     after = compilation_counter.snapshot()
     compiled = after["inductor_compilations"] - before["inductor_compilations"]
@@ -114,8 +142,8 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{result['compilationsPerRun']:g} compilations a run for the general shape; the artifact has "
         f"{result['artifactBytes'] / 2**20:.2f} MiB. Device memory allocated while compiling: "
-        f"{result['allocatedBytes']} bytes. Seconds; *first* is the first run of the process, which also "
-        "imports the compiler."
+        f"{result['allocatedBytes']} bytes. Seconds; *first* is the first compilation of a process, which "
+        "imports the compiler; *workers* is the time that worker processes were waited for."
     )
     yield ""
     yield "| configuration | " + " | ".join(PHASES) + " |"
@@ -132,7 +160,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write the record there")
     parser.add_argument("--one-process", action="store_true", help="leave out the workers")
+    parser.add_argument("--first", action="store_true", help="compile once, print the seconds")
     options = parser.parse_args()
+    if options.first:
+        _print_first()
+        return
     result = record(CONFIGURATIONS[:1] if options.one_process else CONFIGURATIONS)
     print("\n".join(table(result)))
     if options.output:

@@ -129,6 +129,10 @@ def compile_model(
         for piece in split.compilable:
             distinct.setdefault(fingerprints[piece.name], piece)
         own = tuple(name for name in traced.sources if not name.startswith("torch."))
+        if count:
+            progress("workers", f"{count} processes that compile", None)
+            workers.wait()
+            lap("workers")
         pieces = _compile_pieces(workers, distinct, own, options, progress)
         lap(options.backend)
     return CompiledModel(plan, pieces, traced.sources, timings, split_source(split))

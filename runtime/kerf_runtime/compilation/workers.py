@@ -100,7 +100,7 @@ class CompileWorkers:
         self._backend = backend
         self._device = device
         self._pool: ProcessPoolExecutor | None = None
-        self._starting: Future[None] | None = None
+        self._starting: Future[list[Future[None]]] | None = None
         if count:
             _ensure_fork_server()
             threads = max(1, len(os.sched_getaffinity(0)) // count)
@@ -115,10 +115,21 @@ class CompileWorkers:
             self._starting = starter.submit(self._start_all, count)
             starter.shutdown(wait=False)
 
-    def _start_all(self, count: int) -> None:
+    def _start_all(self, count: int) -> list[Future[None]]:
+        """As many tasks as workers, so that all are started; the tasks wait for the first that is set up."""
         assert self._pool is not None
-        for _ in range(count):
-            self._pool.submit(_nothing)
+        return [self._pool.submit(_nothing) for _ in range(count)]
+
+    def wait(self) -> None:
+        """Return when workers can compile.
+
+        Raises:
+            CompileError: a worker died.
+        """
+        if self._starting is not None:
+            with _told_of_dead_workers():
+                for started in self._starting.result():
+                    started.result()
 
     def __enter__(self) -> CompileWorkers:
         return self
@@ -142,9 +153,8 @@ class CompileWorkers:
         """
         compile_gate.check("the compilation of pieces")
         backend = backend_named(self._backend)
-        try:
-            if self._starting is not None:
-                self._starting.result()
+        self.wait()
+        with _told_of_dead_workers():
             outcomes = [self._submit(request) for request in requests]
             with backend.session() if None in outcomes else nullcontext():
                 for request, outcome in zip(requests, outcomes, strict=True):
@@ -154,12 +164,6 @@ class CompileWorkers:
                         done = outcome.result()
                         compilation_counter.add(done.counters)
                         yield done.artifact
-        except BrokenProcessPool as error:
-            raise CompileError(
-                f"a compile worker died: {error}",
-                hint="Most often memory is short. Give the pod more, or fewer workers with "
-                f"{WORKERS_VARIABLE}",
-            ) from error
 
     def _submit(self, request: CompileRequest) -> Future[_Outcome] | None:
         """The coming outcome of a worker; None for what must be compiled here.
@@ -169,6 +173,18 @@ class CompileWorkers:
         if self._pool is None or (request.tokens is not None and self._device.type == "cuda"):
             return None
         return self._pool.submit(_compile, self._backend, *_plain(request))
+
+
+@contextmanager
+def _told_of_dead_workers() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise CompileError(
+            f"a compile worker died: {error}",
+            hint="Most often memory is short. Give the pod more, or fewer workers with "
+            f"{WORKERS_VARIABLE}",
+        ) from error
 
 
 def _plain(request: CompileRequest) -> tuple[PieceProgram, CompileRequest]:
