@@ -110,3 +110,22 @@ def greedy_reference(
             ids = torch.tensor([[token]])
         answers.append(answer)
     return answers
+
+
+@torch.inference_mode()
+def greedy_continuations(
+    model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """What transformers would say greedily at every place of ``answers``, one call per prompt.
+
+    Element i is transformers' first choice after the prompt and the first i tokens of the answer.  If the
+    result equals ``answers``, they are the greedy answers of transformers: its first token does not
+    depend on the answer, and when i tokens are its own, so is token i + 1.  One pass over prompt and
+    answer shows what ``greedy_reference`` needs a step per token for.
+    """
+    chosen = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer[:-1]]])
+        logits = model(ids, use_cache=False, logits_to_keep=len(answer)).logits[0]
+        chosen.append(logits.argmax(-1).tolist())
+    return chosen
