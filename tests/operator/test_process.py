@@ -83,7 +83,10 @@ def test_moving_dispatch_counters_are_refreshed_at_the_resync_rate(
 
     place.behaviour.report = moving
     place.create()
-    first = place.wait_ready()["status"]["graphs"]["dispatch"]["FULL"]
+    place.wait_ready()
+    # Ready is the Deployment's word; what the pods report may reach the status one look later.
+    place.wait_reason("Hit", "CacheHit")
+    first = place.get()["status"]["graphs"]["dispatch"]["FULL"]
     place.wait(
         "the counter in the status follows",
         lambda: place.get()["status"]["graphs"]["dispatch"]["FULL"] > first,
