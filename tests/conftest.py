@@ -28,7 +28,11 @@ from kerf_runtime.engine.threads import prepare_environment
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Before any test imports torch: threads that spin while they wait make a busy machine crawl.
+# Before any test imports torch: threads that spin while they wait make a busy machine crawl.  Several test
+# processes share the CPUs; if each, and every process it starts, had a thread per CPU, each parallel region
+# would wait for a thread that another test process keeps from running.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_environment()
 
 # No test is timed: on a busy machine an example may take any time.
