@@ -19,7 +19,8 @@ of its norm.  For a whole model against the same model unquantised we state, on 
 weights quantised on load (dynamic per-token inputs), for SmolLM2-135M (30 layers): the logits of a position
 are off by at most 25 % of their spread (root mean square over the vocabulary, standard deviation; mean over
 positions), at least 85 % of the greedy tokens are the same, and the mean KL divergence is at most 0.05 nat.
-``tests/models/test_fp8.py`` holds it to that; it measures 16 %, 94 % and 0.022.
+``tests/models/test_fp8.py`` holds it to that; it measures 16 %, 94 % and 0.022.  On an H200, against bfloat16,
+``tests/gpu/test_fp8_model.py`` measured 20 %, 90 % and 0.023, eagerly and compiled with the fusions.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from torch._inductor.graph import GraphLowering
 from kerf_runtime.compilation.counters import CompilationCounter, compilation_counter
 from kerf_runtime.compilation.passes.manager import (
     PassManager,
-    dependency_warnings,
     inductor_options,
 )
 from kerf_runtime.config.passes import PASS_VERSIONS, PassConfig
@@ -77,29 +75,6 @@ def test_copies_count_into_the_same_manager() -> None:
 
 FUSION = PassConfig(noop_elimination=False, norm_quant_fusion=True)
 ATTENTION = PassConfig(attention_quant_fusion=True)
-
-
-def test_a_fusion_without_noop_elimination_warns_that_it_may_not_match(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        (warning,) = PassManager(FUSION).warnings
-    assert "norm_quant_fusion may match nothing" in warning
-    assert "noopElimination" in warning
-    assert warning in caplog.messages
-
-
-def test_attention_fusion_in_a_graph_that_is_split_at_attention_warns() -> None:
-    (warning,) = dependency_warnings(ATTENTION, ["kerf::attention"])
-    assert "attention_quant_fusion cannot match" in warning
-    assert "splittingOps" in warning
-
-
-@pytest.mark.parametrize(
-    "passes", [PassConfig(), PassConfig(noop_elimination=False), ALL], ids=["default", "off", "all"]
-)
-def test_what_cannot_surprise_warns_of_nothing(passes: PassConfig) -> None:
-    assert dependency_warnings(passes, []) == ()
 
 
 class _Everything(nn.Module):

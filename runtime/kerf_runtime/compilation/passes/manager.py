@@ -2,14 +2,15 @@
 
 It runs the enabled passes in their order, counts what each one matched, and writes the graph before and
 after each pass when asked to.  Its uuid covers names and versions of the enabled passes, so a changed
-pass or a changed configuration is another entry in Inductor's caches and in ours.
+pass or a changed configuration is another entry in Inductor's caches and in ours.  What one pass needs of
+another is checked with the rest of the configuration (``config.resolve``).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,9 @@ from kerf_runtime.compilation.passes.attention_quant import fuse_attention_quant
 from kerf_runtime.compilation.passes.functionalization import fix_functionalization
 from kerf_runtime.compilation.passes.fusions import fuse_activation_quant, fuse_norm_quant
 from kerf_runtime.compilation.passes.noop import eliminate_noops
-from kerf_runtime.config.compilation import ATTENTION_OPS
-from kerf_runtime.config.passes import FUSION_PASSES, PassConfig, enabled_passes, pass_uuids
+from kerf_runtime.config.passes import PassConfig, enabled_passes, pass_uuids
 
-__all__ = ["PassManager", "dependency_warnings", "inductor_options"]
+__all__ = ["PassManager", "inductor_options"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,53 +39,28 @@ def inductor_options(manager: PassManager) -> dict[str, Any]:
     return {"post_grad_custom_post_pass": manager, "enable_auto_functionalized_v2": False}
 
 
-def dependency_warnings(config: PassConfig, splitting_ops: Sequence[str]) -> tuple[str, ...]:
-    """Why an enabled pass may find nothing, one sentence each."""
-    enabled = enabled_passes(config)
-    fusions = [name for name in FUSION_PASSES if name in enabled]
-    warnings = []
-    if fusions and "noop_elimination" not in enabled:
-        warnings.append(
-            f"{', '.join(fusions)} may match nothing: reshapes that change nothing stand between the "
-            "operators to fuse while compilation.passes.noopElimination is off"
-        )
-    outside = sorted(set(splitting_ops) & set(ATTENTION_OPS))
-    if "attention_quant_fusion" in fusions and outside:
-        warnings.append(
-            f"attention_quant_fusion cannot match: the graph is split at {', '.join(outside)}, so that "
-            "attention is in no compiled piece; leave it out of compilation.splittingOps"
-        )
-    return tuple(warnings)
-
-
 class PassManager(CustomGraphPass):
     """Runs the passes on a post-grad graph, in place.
 
     Args:
         config: which passes are on.
-        splitting_ops: operators at which the graph was cut, as ``namespace::name``.
         counters: where matches are counted.
         dump_dir: where the graph is written before and after each pass, as Python; None for nowhere.
 
     Attributes:
         matches: matches of each enabled pass since the manager was made.
         left_functional: calls that ``fix_functionalization`` could not make in-place again.
-        warnings: why an enabled pass may find nothing.
     """
 
     def __init__(
         self,
         config: PassConfig,
         *,
-        splitting_ops: Sequence[str] = (),
         counters: CompilationCounter = compilation_counter,
         dump_dir: Path | None = None,
     ) -> None:
         self.matches: dict[str, int] = dict.fromkeys(enabled_passes(config), 0)
         self.left_functional = 0
-        self.warnings = dependency_warnings(config, splitting_ops)
-        for warning in self.warnings:
-            _log.warning("%s", warning)
         self._uuid = sha256(json.dumps(pass_uuids(config)).encode()).hexdigest()
         self._counters = counters
         self._dump_dir = dump_dir
