@@ -97,6 +97,14 @@ def test_a_model_has_exactly_one_source(write, source, message):
     assert f"model.source: {message}" in fails(write(document({"model": {"source": source}})))
 
 
+@pytest.mark.parametrize("name", ["", " ", "mm", "aten::", "aten::mm::x", "aten.mm", "aten::mm."])
+def test_a_splitting_op_that_is_no_name_of_an_operator_is_refused(write, name):
+    parts = {"compilation": {"splittingOps": ["aten::mm", "aten::mm.out", name]}}
+    text = fails(write(with_spec(**parts)))
+    assert "compilation.splittingOps.2" in text
+    assert "written namespace::name" in text
+
+
 def test_replicas_and_autoscaling_exclude_each_other(write):
     text = fails(write(with_spec(replicas=1, autoscaling={"maxReplicas": 2})))
     assert "set at most one of replicas, autoscaling" in text

@@ -11,6 +11,7 @@ from kerf_runtime.config import PASS_VERSIONS, PassConfig, parse_document, pass_
 from kerf_runtime.config.passes import (
     DISTRIBUTED_PASSES,
     FUSION_PASSES,
+    PERMANENT_PASSES,
     enabled_passes,
     pass_uuid,
 )
@@ -19,22 +20,26 @@ from kerf_runtime.errors import ConfigError
 ALL_ON = PassConfig(**dict.fromkeys(FUSION_PASSES, True))
 
 
-def test_every_pass_but_the_last_has_a_switch_and_every_switch_has_a_pass():
-    *switched, last = PASS_VERSIONS
-    assert last == "fix_functionalization"
+def test_every_pass_but_the_first_and_the_last_has_a_switch_and_every_switch_has_a_pass():
+    first, *switched, last = PASS_VERSIONS
+    assert (first, last) == PERMANENT_PASSES
     assert set(PassConfig.model_fields) == {*switched, *DISTRIBUTED_PASSES}
 
 
 def test_noop_elimination_is_on_and_fusions_are_off_by_default():
-    assert enabled_passes(PassConfig()) == ("noop_elimination", "fix_functionalization")
+    assert enabled_passes(PassConfig()) == (
+        "unfuse_matrix_adds",
+        "noop_elimination",
+        "fix_functionalization",
+    )
 
 
 def test_enabled_passes_are_in_the_order_in_which_they_run():
     assert enabled_passes(ALL_ON) == tuple(PASS_VERSIONS)
 
 
-def test_fix_functionalization_cannot_be_switched_off():
-    assert enabled_passes(PassConfig.off()) == ("fix_functionalization",)
+def test_the_first_and_the_last_pass_cannot_be_switched_off():
+    assert enabled_passes(PassConfig.off()) == PERMANENT_PASSES
 
 
 def test_a_uuid_is_the_digest_of_name_and_version(monkeypatch):

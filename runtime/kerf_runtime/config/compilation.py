@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, StrEnum
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from kerf_runtime.config.base import ConfigModel, Quantity, parse_quantity
 from kerf_runtime.config.custom_ops import CUSTOM_OP_NAMES, CustomOpChoice, resolve_custom_ops
@@ -32,6 +40,20 @@ ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
 InductorValue = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 """JSON values only: infinity has no JSON form, and the document travels to the pods as JSON."""
 
+_OPERATOR = r"^[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"
+
+
+def _operator_name(name: str) -> str:
+    if len(name) > 256 or not re.fullmatch(_OPERATOR, name):
+        raise ValueError("an operator is written namespace::name or namespace::name.overload")
+    return name
+
+
+OperatorName = Annotated[
+    str,
+    AfterValidator(_operator_name),
+    WithJsonSchema({"type": "string", "pattern": _OPERATOR, "maxLength": 256}),
+]
 
 MAX_SIZE = 65536
 """Largest number of tokens that a step, a graph or a static compilation can have."""
@@ -206,11 +228,12 @@ class CompilationConfig(ConfigModel):
         PassConfig(),
         description="Graph passes that run before Inductor generates code. Level 3 with inductor only.",
     )
-    splitting_ops: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+    splitting_ops: list[OperatorName] | None = Field(
         None,
         max_length=64,
         description=(
-            "Operators at which the graph is cut, written namespace::name. Default: the attention operator. "
+            "Operators at which the graph is cut, written namespace::name, or namespace::name.overload for one of "
+            "its overloads. Default: the attention operator. "
             "An empty list compiles the model as one piece."
         ),
     )

@@ -17,6 +17,7 @@ from kerf_runtime.config.base import ConfigModel
 __all__ = [
     "DISTRIBUTED_PASSES",
     "FUSION_PASSES",
+    "PERMANENT_PASSES",
     "PASS_VERSIONS",
     "PassConfig",
     "enabled_passes",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 PASS_VERSIONS: dict[str, int] = {
+    "unfuse_matrix_adds": 1,
     "noop_elimination": 1,
     "norm_quant_fusion": 1,
     "activation_quant_fusion": 1,
@@ -33,9 +35,12 @@ PASS_VERSIONS: dict[str, int] = {
 }
 """Version of every pass, in the order in which they run.  Raise it when a pass changes what it writes.
 
-All but the last are switched by the field of ``PassConfig`` with the same name;
-``fix_functionalization`` always runs.
+Those in ``PERMANENT_PASSES`` always run, each other one is switched by the field of ``PassConfig`` with the
+same name.
 """
+
+PERMANENT_PASSES: tuple[str, ...] = ("unfuse_matrix_adds", "fix_functionalization")
+"""Passes without a switch: the first and the last."""
 
 FUSION_PASSES: tuple[str, ...] = (
     "norm_quant_fusion",
@@ -113,7 +118,9 @@ class PassConfig(ConfigModel):
 
 def enabled_passes(config: PassConfig) -> tuple[str, ...]:
     """The names of the passes that run, in order; ``fix_functionalization`` is always the last."""
-    return tuple(name for name in PASS_VERSIONS if getattr(config, name, True))
+    return tuple(
+        name for name in PASS_VERSIONS if name in PERMANENT_PASSES or getattr(config, name)
+    )
 
 
 def pass_uuid(name: str) -> str:
