@@ -106,8 +106,7 @@ def test_a_compilation_of_level_1_after_start_up_is_counted_and_one_of_level_2_r
 @pytest.mark.parametrize("level", [AS_IS, ONCE])
 def test_inductor_compiles_the_whole_forward_with_the_options_given(level):
     loaded = models.tiny(1)
-    options = {**QUICK, "cpp_cache_precompile_headers": False}
-    forward = CompiledForward(loaded.model, level=level, options=options)
+    forward = CompiledForward(loaded.model, level=level, options=QUICK)
     with inductor_session(), compilation_counter.expect(dynamo_traces=1, inductor_compilations=1):
         torch.testing.assert_close(run(forward, 32), run(loaded.model, 32))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.compilation.helpers import QUICK
 from transformers import LlamaForCausalLM
 
 from kerf_runtime.engine.args import EngineArgs
@@ -35,7 +36,11 @@ def document(
                 "kvCacheMemory": "64Mi",
                 **(engine or {}),
             },
-            "compilation": {"captureSizes": [1, 2, 4, 8, 16], **(compilation or {})},
+            "compilation": {
+                "captureSizes": [1, 2, 4, 8, 16],
+                "inductorConfig": QUICK,
+                **(compilation or {}),
+            },
         },
     }
 
