@@ -31,6 +31,8 @@ from kerf_runtime.compilation.passes.manager import PassManager, inductor_option
 
 pytestmark = pytest.mark.gpu
 WIDTH, COUNT = 256, 2
+OF_ANY_GRAPH = ("unfuse_matrix_adds", "noop_elimination")
+"""Passes whose matches depend on how Inductor writes the graph."""
 
 
 def tokens(rows: int) -> Tensor:
@@ -92,7 +94,7 @@ def test_every_layer_is_fused_and_gives_the_results_of_the_unfused_model(name: s
             expected = model(x)
         with config.patch(options), batch(rows, attention=attention):
             check(compiled(x), expected)
-    matched = {key: count for key, count in manager.matches.items() if key != "noop_elimination"}
+    matched = {key: count for key, count in manager.matches.items() if key not in OF_ANY_GRAPH}
     assert matched == {
         "norm_quant_fusion": COUNT * issubclass(kind, (NormQuant, AddNormQuant)),
         "activation_quant_fusion": COUNT * issubclass(kind, ActivationQuant),

@@ -38,6 +38,7 @@ class CompilationCounter:
     guards_evaluated: int = 0
     compilations_after_startup: int = 0
     captures_after_startup: int = 0
+    matrix_add_matches: int = 0
     noop_matches: int = 0
     norm_quant_matches: int = 0
     activation_quant_matches: int = 0
@@ -73,6 +74,7 @@ class CompilationCounter:
 
 
 PASS_COUNTERS = {
+    "unfuse_matrix_adds": "matrix_add_matches",
     "noop_elimination": "noop_matches",
     "norm_quant_fusion": "norm_quant_matches",
     "activation_quant_fusion": "activation_quant_matches",

@@ -23,6 +23,7 @@ from kerf_runtime.compilation.counters import (
     CompilationCounter,
     compilation_counter,
 )
+from kerf_runtime.compilation.passes.addmm import unfuse_matrix_adds
 from kerf_runtime.compilation.passes.attention_quant import fuse_attention_quant
 from kerf_runtime.compilation.passes.functionalization import fix_functionalization
 from kerf_runtime.compilation.passes.fusions import fuse_activation_quant, fuse_norm_quant
@@ -66,6 +67,7 @@ class PassManager(CustomGraphPass):
         self._dump_dir = dump_dir
         self._graphs = 0
         self._passes: dict[str, Callable[[fx.Graph], int]] = {
+            "unfuse_matrix_adds": unfuse_matrix_adds,
             "noop_elimination": eliminate_noops,
             "norm_quant_fusion": fuse_norm_quant,
             "activation_quant_fusion": fuse_activation_quant,
