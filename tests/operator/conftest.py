@@ -98,7 +98,9 @@ class Place:
 
         def ready() -> dict[str, Any] | None:
             found = self.get(name=name)
-            condition = self.conditions(name=name).get("Ready") or {}
+            # Of the same look: what is returned is the state that is Ready.
+            conditions = (found.get("status") or {}).get("conditions") or []
+            condition = next((c for c in conditions if c["type"] == "Ready"), {})
             current = condition.get("observedGeneration") == found["metadata"]["generation"]
             return found if current and condition["status"] == "True" else None
 
@@ -164,17 +166,13 @@ def make_place(
         )
         made.append(name)
         place = Place(name, api, stand_in, control_plane)
-        place.wait("the default ServiceAccount", lambda: _has_account(control_plane, name))
+        place.wait("the default ServiceAccount", lambda: place.names("ServiceAccount"))
         place.add_models()
         return place
 
     yield make
     for name in made:
         api.delete_any("Namespace", name)
-
-
-def _has_account(plane: ControlPlane, namespace: str) -> bool:
-    return bool(plane.kubectl("get", "serviceaccounts", "-n", namespace, "-o", "name").strip())
 
 
 @pytest.fixture

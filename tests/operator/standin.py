@@ -31,6 +31,7 @@ KINDS = {
     "Namespace": Kind("", "v1", "namespaces", namespaced=False),
     "ReplicaSet": Kind("apps", "v1", "replicasets"),
     "ResourceQuota": Kind("", "v1", "resourcequotas"),
+    "ServiceAccount": Kind("", "v1", "serviceaccounts"),
 }
 
 
