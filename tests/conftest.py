@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hack.cluster import BuildError, ControlPlane, PrerequisiteError
@@ -43,6 +44,16 @@ settings.load_profile("kerf")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow modules first: the other test process works through the rest meanwhile."""
     items.sort(key=lambda item: "slow" not in item.keywords)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Modules that share something expensive go to the same test process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.distribution import ModulesTogether
+
+    return ModulesTogether(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
