@@ -202,6 +202,18 @@ def test_every_batch_is_warmed_up_before_it_is_captured(shallow):
         hook.remove()
 
 
+def test_a_decode_batch_is_not_warmed_up_where_a_mixed_one_of_its_size_was(shallow):
+    calls = []
+    hook = shallow.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        loaded, _, runner = start(0, "FULL", shallow, num_warmups=3)
+        runner.capture_all(buffers_for(loaded).dummy, lambda *_: None)
+    finally:
+        hook.remove()
+    # Five mixed sizes; of four decode sizes the first, which no decode batch came before.
+    assert len(calls) == 5 * (3 + 1) + 1 * (3 + 1) + 3
+
+
 def test_a_result_stays_at_one_address_and_is_overwritten_by_the_next_replay(shallow):
     loaded, _, runner = start(0, "FULL", shallow)
     buffers = buffers_for(loaded)

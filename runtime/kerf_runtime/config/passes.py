@@ -17,8 +17,8 @@ from kerf_runtime.config.base import ConfigModel
 __all__ = [
     "DISTRIBUTED_PASSES",
     "FUSION_PASSES",
-    "PERMANENT_PASSES",
     "PASS_VERSIONS",
+    "PERMANENT_PASSES",
     "PassConfig",
     "enabled_passes",
     "pass_uuid",

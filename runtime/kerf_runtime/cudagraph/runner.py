@@ -183,13 +183,14 @@ class GraphRunner:
         return True
 
     def _capture_plan(self, dummy_batch: DummyBatch, progress: Progress, num_warmups: int) -> None:
+        warmed: set[tuple[str, int]] = set()
         with _frozen_garbage_collector(), self._platform.capture_pass():
             for index, (mode, descriptor) in enumerate(self._plan):
                 kind = "decode" if descriptor.uniform_decode else "mixed"
                 progress(f"{mode} {kind} {descriptor.num_tokens}", index / len(self._plan))
                 input_ids, positions, context = dummy_batch(descriptor)
                 warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
-                for _ in range(num_warmups):
+                for _ in range(num_warmups if _is_new(descriptor, warmed) else 0):
                     with set_forward_context(warm):
                         self._forward(input_ids, positions)
                 before = self._platform.memory()
@@ -305,6 +306,18 @@ class GraphRunner:
         """The graphs of one descriptor: one in mode FULL, one per piece in mode PIECEWISE."""
         wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
         return [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
+
+
+def _is_new(descriptor: BatchDescriptor, warmed: set[tuple[str, int]]) -> bool:
+    """Whether no batch of that size, or none of that kind, has been warmed up; notes that both are now.
+
+    What a first run initialises (kernels, workspaces) depends on the size for everything but attention, and
+    for attention on the kind: a decode batch has nothing new where a mixed one of its size has run.
+    """
+    facts = {("size", descriptor.num_tokens), ("decode", int(descriptor.uniform_decode))}
+    new = not facts <= warmed
+    warmed |= facts
+    return new
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
