@@ -152,18 +152,15 @@ def _attention(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _capture(record: dict[str, Any]) -> Iterator[str]:
-    cost = record["capture"]
-    yield (
-        f"On {record['machine']['gpu']}: {cost['graphs']} graphs of {cost['nodes']} nodes together in "
-        f"{cost['seconds']:.2f} s, of which {cost['recordingSeconds']:.2f} s recording, and "
-        f"{cost['bytes'] / 2**20:.0f} MiB; {cost['secondsPerNode'] * 1e6:.1f} us and "
-        f"{cost['bytesPerNode'] / 1024:.1f} KiB per node."
-    )
-    yield ""
-    yield "| batch | mode | decode forward, ms |"
-    yield "|---|---|---|"
-    for row in record["steps"]:
-        yield f"| {row['batch']} | {row['mode']} | {spread_text(row['seconds'], 1e3)} |"
+    from benchmarks.capture import table  # imports the compiler
+
+    yield from table(record)
+
+
+def _traffic(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.traffic import table  # imports torch
+
+    yield from table(record)
 
 
 def _overhead(record: dict[str, Any]) -> Iterator[str]:
@@ -186,6 +183,7 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.compile": _compile,
     "benchmarks.overhead": _overhead,
     "benchmarks.passes": _passes,
+    "benchmarks.traffic": _traffic,
 }
 
 
