@@ -144,6 +144,7 @@ def start_engine(
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
             graphs.capture_all(runner.make_dummy_batch, clock.report("capture"))
+        _log_graphs(graphs.report())
     if graphs.changes:
         effective = with_graphs(
             effective,
@@ -180,6 +181,35 @@ def _log(changes: Iterable[ReasonedChange]) -> None:
             change.effective,
             change.reason,
             change.message,
+        )
+
+
+def _log_graphs(report: Mapping[str, Any]) -> None:
+    """The sums of each mode; at level DEBUG every graph."""
+    found: list[dict[str, Any]] = report["descriptors"]
+    for mode in sorted({graph["mode"] for graph in found}):
+        graphs = [graph for graph in found if graph["mode"] == mode]
+        nodes, size, seconds = (
+            sum(g[key] for g in graphs) for key in ("nodes", "bytes", "seconds")
+        )
+        logger.info(
+            "captured %d %s graphs (%s): %d nodes, %d bytes, %.3f s",
+            len(graphs),
+            mode,
+            report["backend"],
+            nodes,
+            size,
+            seconds,
+        )
+    for graph in found:
+        logger.debug(
+            "graph %s %s of %d tokens: %d nodes, %d bytes, %.6f s",
+            graph["mode"],
+            "decode" if graph["uniform_decode"] else "mixed",
+            graph["num_tokens"],
+            graph["nodes"],
+            graph["bytes"],
+            graph["seconds"],
         )
 
 

@@ -1,0 +1,81 @@
+"""``/debug/graphs``, the metrics and the log say the same about every graph."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.engine.engines import document, generate, started
+from tests.models.checkpoints import make_llama, write_safetensors
+from tests.server.fakes import FakeClient, running_server
+from tests.server.test_metrics import scrape, value
+
+from kerf_runtime.engine.args import EngineArgs
+
+MODE_LINE = re.compile(
+    r"captured (\d+) (\w+) graphs \((\w+)\): (\d+) nodes, (\d+) bytes, ([\d.]+) s"
+)
+GRAPH_LINE = re.compile(r"graph (\w+) (\w+) of (\d+) tokens: (\d+) nodes, (\d+) bytes, ([\d.]+) s")
+
+
+def test_report_metrics_and_log_agree_on_every_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_safetensors(tmp_path / "model", make_llama())
+    compilation = {
+        "level": 3,
+        "cudagraphMode": "FULL_AND_PIECEWISE",
+        "backend": "eager",
+        "inductorConfig": {},
+    }
+    args = EngineArgs(document=document(compilation=compilation), model_path=path, cache_dir=None)
+    with caplog.at_level(logging.DEBUG, logger="kerf_runtime.engine.startup"):
+        core = started(args)
+    generate(core, [[1, 2, 3], [4, 5]])
+
+    client = FakeClient().make_ready()
+    client.started, client.stats = core.started_message(), core.stats()
+    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
+        report, samples = http.get("/debug/graphs").json(), scrape(http)
+    graphs = report["graphs"]
+    found = {
+        (g["mode"], "decode" if g["uniform_decode"] else "mixed", g["num_tokens"]): g
+        for g in graphs["descriptors"]
+    }
+    assert {mode for mode, _, _ in found} == {"FULL", "PIECEWISE"}
+
+    logged = {(line[1], line[2], int(line[3])): line for line in GRAPH_LINE.finditer(caplog.text)}
+    assert logged.keys() == found.keys()
+    for key, graph in found.items():
+        line = logged[key]
+        assert (int(line[4]), int(line[5])) == (graph["nodes"], graph["bytes"])
+        assert float(line[6]) == pytest.approx(graph["seconds"], abs=1e-6)
+
+    sums = {line[2]: line for line in MODE_LINE.finditer(caplog.text)}
+    for mode, line in sums.items():
+        of_mode = [graph for graph in graphs["descriptors"] if graph["mode"] == mode]
+        assert line[3] == graphs["backend"] == "emulated"
+        assert int(line[1]) == len(of_mode) == value(samples, "kerf_cudagraph_graphs", mode=mode)
+        assert int(line[4]) == sum(graph["nodes"] for graph in of_mode)
+        assert int(line[5]) == sum(graph["bytes"] for graph in of_mode)
+        assert float(line[6]) == pytest.approx(sum(g["seconds"] for g in of_mode), abs=1e-3)
+        for size in {graph["num_tokens"] for graph in of_mode}:
+            same = [graph for graph in of_mode if graph["num_tokens"] == size]
+            labels = {"mode": mode, "size": str(size)}
+            assert value(samples, "kerf_cudagraph_memory_bytes", **labels) == sum(
+                graph["bytes"] for graph in same
+            )
+            assert value(
+                samples, "kerf_cudagraph_capture_duration_seconds", **labels
+            ) == pytest.approx(sum(graph["seconds"] for graph in same))
+    assert sums.keys() == {"FULL", "PIECEWISE"}
+    assert value(samples, "kerf_cudagraph_pool_bytes") == graphs["memory_bytes"]
+    assert graphs["captured"] == len(found)
+
+    for row in report["dispatch_detail"]:
+        labels = {"mode": row["mode"], "size": str(row["size"]), "reason": row["reason"]}
+        assert value(samples, "kerf_dispatch_total", **labels) == row["count"]
+    assert sum(report["dispatch"].values()) == sum(g["hits"] for g in found.values()) > 0
