@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,31 @@ async def client_of(args: EngineArgs) -> AsyncIterator[EngineClient]:
         await client.close()
 
 
+@dataclass
+class Shared:
+    """A running engine and the loop that its client lives in."""
+
+    client: EngineClient
+    runner: asyncio.Runner
+
+    def run(self, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+        """Run a coroutine with a bound on its time."""
+
+        async def bounded() -> None:
+            await asyncio.wait_for(test(self.client), 300)
+
+        self.runner.run(bounded())
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_path: Path) -> Iterator[Shared]:
+    """One engine for all tests that leave it running: every start imports torch."""
+    with asyncio.Runner() as runner:
+        context = client_of(engine_args(tiny_path, mode="FULL_DECODE_ONLY"))
+        yield Shared(runner.run(context.__aenter__()), runner)
+        runner.run(context.__aexit__(None, None, None))
+
+
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -69,24 +96,27 @@ async def answer(client: EngineClient, request: AddRequest) -> list[int]:
 
 
 def test_concurrent_requests_are_answered_as_by_transformers(
-    tiny_path: Path, tiny_prompts: list[list[int]], tiny_answers: list[list[int]]
+    shared: Shared, tiny_prompts: list[list[int]], tiny_answers: list[list[int]]
 ) -> None:
-    async def body() -> None:
-        async with client_of(engine_args(tiny_path, mode="FULL_DECODE_ONLY")) as client:
-            requests = [AddRequest(str(i), p, GREEDY) for i, p in enumerate(tiny_prompts)]
-            answers = await asyncio.gather(*(answer(client, request) for request in requests))
-            assert answers == tiny_answers
+    async def body(client: EngineClient) -> None:
+        before = Counter(client.stats.get("requests_finished", {}))
+        tokens = client.stats.get("generation_tokens", 0)
+        requests = [AddRequest(str(i), p, GREEDY) for i, p in enumerate(tiny_prompts)]
+        answers = await asyncio.gather(*(answer(client, request) for request in requests))
+        assert answers == tiny_answers
 
-            started = client.started
-            assert started is not None
-            assert (started.max_model_len, started.vocab_size) == (128, 320)
-            assert started.eos_token_ids == (2,)
-            assert started.report["effective"]["mode"] == "FULL_DECODE_ONLY"
-            assert client.phase.name == "ready"
-            await until(lambda: client.stats.get("requests_finished") == {"length": 8})
-            assert client.stats["generation_tokens"] == 8 * 16
+        started = client.started
+        assert started is not None
+        assert (started.max_model_len, started.vocab_size) == (128, 320)
+        assert started.eos_token_ids == (2,)
+        assert started.report["effective"]["mode"] == "FULL_DECODE_ONLY"
+        assert client.phase.name == "ready"
+        await until(
+            lambda: Counter(client.stats.get("requests_finished", {})) - before == {"length": 8}
+        )
+        assert client.stats["generation_tokens"] - tokens == 8 * 16
 
-    run(body)
+    shared.run(body)
 
 
 def test_a_sigterm_to_the_whole_group_leaves_running_requests_to_the_parent(
@@ -104,41 +134,39 @@ def test_a_sigterm_to_the_whole_group_leaves_running_requests_to_the_parent(
     run(body)
 
 
-def test_closing_a_stream_aborts_the_request_and_frees_its_blocks(tiny_path: Path) -> None:
-    async def body() -> None:
-        async with client_of(engine_args(tiny_path)) as client:
-            stream = client.generate(AddRequest("a", [1] * 20, LONG))
-            assert len((await anext(stream)).token_ids) == 1
-            await stream.aclose()
-            await until(lambda: client.stats.get("requests_finished", {}).get("abort") == 1)
-            assert client.stats["kv_blocks_used"] == 0
-            assert client.stats["requests_running"] == 0
+def test_closing_a_stream_aborts_the_request_and_frees_its_blocks(shared: Shared) -> None:
+    async def body(client: EngineClient) -> None:
+        before = client.stats.get("requests_finished", {}).get("abort", 0)
+        stream = client.generate(AddRequest("a", [1] * 20, LONG))
+        assert len((await anext(stream)).token_ids) == 1
+        await stream.aclose()
+        await until(lambda: client.stats.get("requests_finished", {}).get("abort") == before + 1)
+        assert client.stats["kv_blocks_used"] == 0
+        assert client.stats["requests_running"] == 0
 
-    run(body)
-
-
-def test_a_request_that_cannot_run_is_refused_and_the_others_go_on(tiny_path: Path) -> None:
-    async def body() -> None:
-        async with client_of(engine_args(tiny_path)) as client:
-            good = asyncio.create_task(answer(client, AddRequest("good", [1, 2], GREEDY)))
-            with pytest.raises(RequestError, match="300 tokens") as caught:
-                await answer(client, AddRequest("bad", [1] * 300, GREEDY))
-            assert caught.value.where == "prompt"
-            assert len(await good) == 16
-
-    run(body)
+    shared.run(body)
 
 
-def test_an_id_in_use_is_refused_without_disturbing_its_owner(tiny_path: Path) -> None:
-    async def body() -> None:
-        async with client_of(engine_args(tiny_path)) as client:
-            first = asyncio.create_task(answer(client, AddRequest("a", [1, 2], LONG)))
-            await asyncio.sleep(0)
-            with pytest.raises(RequestError, match="in use"):
-                await answer(client, AddRequest("a", [3], GREEDY))
-            assert len(await first) == 100
+def test_a_request_that_cannot_run_is_refused_and_the_others_go_on(shared: Shared) -> None:
+    async def body(client: EngineClient) -> None:
+        good = asyncio.create_task(answer(client, AddRequest("good", [1, 2], GREEDY)))
+        with pytest.raises(RequestError, match="300 tokens") as caught:
+            await answer(client, AddRequest("bad", [1] * 300, GREEDY))
+        assert caught.value.where == "prompt"
+        assert len(await good) == 16
 
-    run(body)
+    shared.run(body)
+
+
+def test_an_id_in_use_is_refused_without_disturbing_its_owner(shared: Shared) -> None:
+    async def body(client: EngineClient) -> None:
+        first = asyncio.create_task(answer(client, AddRequest("a", [1, 2], LONG)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="in use"):
+            await answer(client, AddRequest("a", [3], GREEDY))
+        assert len(await first) == 100
+
+    shared.run(body)
 
 
 def test_a_failed_start_is_reported_as_the_error_it_was(tmp_path: Path) -> None:
