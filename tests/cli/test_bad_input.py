@@ -126,10 +126,43 @@ def test_a_long_error_still_fits_a_termination_message(kerf, document, tmp_path)
     assert json.loads(text)["error"]["message"].endswith("...")
 
 
-def test_a_result_file_that_cannot_be_written(kerf, document, tmp_path):
+def test_a_result_file_that_cannot_be_written_is_refused_before_anything_else(kerf, tmp_path):
     done = kerf(
-        *("compile", "-f", document, "--model-path", tmp_path / "no"),
+        *("compile", "-f", tmp_path / "no", "--model-path", tmp_path / "no"),
         *("--result-file", tmp_path / "no" / "such" / "folder"),
     )
     assert done.code == 2
-    assert "--result-file" in done.err
+    assert f"--result-file {tmp_path}/no/such/folder" in done.err
+    assert f"there is no folder {tmp_path}/no/such" in done.err
+
+
+def test_compiling_without_a_cache_is_refused_at_once(kerf, document, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERF_DISABLE_COMPILE_CACHE", "1")
+    done = kerf("compile", "-f", document, "--model-path", tmp_path / "no")
+    assert done.code == 2
+    assert "KERF_DISABLE_COMPILE_CACHE=1: there is no cache to compile into. Unset it" in done.err
+
+
+def test_what_nobody_expected_is_in_the_result_file_and_the_json(
+    kerf, document, tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("kerf_runtime.cli.compile.compile_into_cache", fail)
+    result = tmp_path / "termination-log"
+    model = write_tiny_checkpoint(tmp_path / "model")
+    done = kerf(
+        *("compile", "-f", document, "--model-path", model, "--json", "--result-file", result)
+    )
+    expected = {"reason": "Unexpected", "message": "ZeroDivisionError: by zero", "exitCode": 1}
+    assert done.code == 1
+    assert json.loads(result.read_text())["error"] == expected
+    assert json.loads(done.out.splitlines()[-1])["error"] == expected
+
+
+def test_wrong_usage_is_in_the_json_too(kerf, document):
+    done = kerf("compile", "-f", document, "--json", "--bogus")
+    assert done.code == 2
+    assert json.loads(done.out)["error"]["reason"] == "Usage"
+    assert "--bogus" in json.loads(done.out)["error"]["message"]

@@ -49,6 +49,21 @@ def test_with_a_model_it_shows_what_will_be_in_force_and_why(kerf, document, tmp
     assert "changed      cudagraphMode FULL_AND_PIECEWISE -> FULL_DECODE_ONLY (LevelTooLow" in text
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("splittingOps=[kerf::attentio]", "Did you mean kerf::attention"),
+        ("inductorConfig.max_autotun=true", "Did you mean max_autotune"),
+        ("inductorConfig.max_autotune=often", "takes a value of type bool"),
+    ],
+)
+def test_with_a_model_it_refuses_what_the_compiler_would(kerf, document, tmp_path, change, message):
+    model = write_tiny_checkpoint(tmp_path / "model")
+    done = kerf("validate", "-f", document, "--model-path", model, "--set", f"compilation.{change}")
+    assert done.code == 2
+    assert message in done.err
+
+
 def test_it_shows_what_is_compiled_how_and_what_may_not_do_what_is_hoped_for(
     kerf, document, tmp_path
 ):

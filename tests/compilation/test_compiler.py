@@ -8,8 +8,12 @@ from tests.compilation import models
 from tests.compilation.graphs import ATTENTION
 from tests.compilation.helpers import QUICK, make_spec, open_cache, prepare, run
 
-from kerf_runtime.compilation.backends import CompileRequest, backend_named
-from kerf_runtime.compilation.backends.inductor import check_torch_version, validate_options
+from kerf_runtime.compilation.backends import CompileRequest, backend_named, inductor
+from kerf_runtime.compilation.backends.inductor import (
+    InductorBackend,
+    check_torch_version,
+    validate_options,
+)
 from kerf_runtime.compilation.compiler import CompileOptions, compile_model
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.errors import CompileError, ConfigError
@@ -143,6 +147,34 @@ def test_known_inductor_options_are_accepted_and_nonsense_gets_a_hint():
         validate_options({"qqqqqqqqqq": 1})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_autotune": "yes"}, "'max_autotune' takes a value of type bool, not 'yes'"),
+        ({"max_autotune": 1}, "'max_autotune' takes a value of type bool, not 1"),
+        ({"cpp.threads": "two"}, "'cpp.threads' takes a value of type int, not 'two'"),
+        ({"cpp_wrapper": True}, "'cpp_wrapper' cannot be used: pieces are stored with wrappers"),
+    ],
+)
+def test_an_inductor_option_that_cannot_work_is_refused_with_the_reason(options, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        validate_options(options)
+    assert raised.value.where == "compilation.inductorConfig"
+
+
+def test_what_inductor_raises_names_the_options_that_may_be_the_cause(monkeypatch):
+    def fail(*_):
+        raise TypeError("'<' not supported")
+
+    monkeypatch.setattr(inductor, "_generate", fail)
+    options = {"max_autotune": True}
+    with pytest.raises(CompileError, match="could not compile a piece: TypeError: '<'") as raised:
+        InductorBackend().compile(
+            CompileRequest(torch.fx.GraphModule({}, torch.fx.Graph()), [], options=options)
+        )
+    assert "compilation.inductorConfig sets max_autotune" in str(raised.value)
+
+
 def test_an_unknown_splitting_op_is_an_error_before_any_work():
     with compilation_counter.expect(dynamo_traces=0), pytest.raises(ConfigError, match="kerf::no"):
         compile_it(models.tiny(1).model, ops=("kerf::no",))
@@ -151,10 +183,16 @@ def test_an_unknown_splitting_op_is_an_error_before_any_work():
 def test_a_splitting_op_that_the_forward_never_calls_is_an_error():
     with (
         compilation_counter.expect(backend_compilations=0),
-        pytest.raises(ConfigError, match="forward of Tiny calls none of aten::sort") as raised,
+        pytest.raises(ConfigError, match="forward of Tiny never calls aten::sort") as raised,
     ):
         compile_it(models.tiny(1).model, ops=("aten::sort",))
     assert raised.value.where == "compilation.splittingOps"
+    assert "kerf::attention" in str(raised.value)
+
+
+def test_every_splitting_op_must_be_called():
+    with pytest.raises(ConfigError, match="never calls aten::sort\\. "):
+        compile_it(models.tiny(1).model, ops=("aten::sort", "kerf::attention"))
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.12.0+cpu", "2.1", "2.110.0", "3.0"])

@@ -54,6 +54,13 @@ def _section(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
     return st.fixed_dictionaries({}, optional=fields)
 
 
+def without_options_of_eager(compilation: dict[str, Any]) -> dict[str, Any]:
+    """The eager back end has no options."""
+    if compilation.get("backend") == "eager":
+        return {name: value for name, value in compilation.items() if name != "inductorConfig"}
+    return compilation
+
+
 code_factors = st.fixed_dictionaries(
     {
         "source": st.sampled_from(
@@ -83,7 +90,7 @@ code_factors = st.fixed_dictionaries(
                 st.sampled_from([True, False, 0, 1, 1.0, "1"]),
                 max_size=2,
             ),
-        ),
+        ).map(without_options_of_eager),
     }
 )
 """Everything in a spec that generated code depends on, from few values, so that equal ones are drawn."""

@@ -62,6 +62,13 @@ def test_the_served_name_replaces_the_name_in_the_api(write):
         ({"replica": 2}, "replica", "unknown field"),
         ({"compilation": {"levle": 3}}, "compilation.levle", "unknown field"),
         ({"compilation": {"level": 4}}, "compilation.level", "got 4"),
+        ({"compilation": {"level": True}}, "compilation.level", "a number from 0 to 3"),
+        ({"compilation": {"level": "3"}}, "compilation.level", "a number from 0 to 3"),
+        (
+            {"compilation": {"backend": "eager", "inductorConfig": {"max_autotune": True}}},
+            "compilation",
+            "inductorConfig: backend eager has no options",
+        ),
         ({"compilation": {"cudagraphMode": "SOME"}}, "compilation.cudagraphMode", "got 'SOME'"),
         ({"engine": {"kvCacheMemory": "lots"}}, "engine.kvCacheMemory", "got 'lots'"),
         ({"engine": {"maxNumSeqs": 0}}, "engine.maxNumSeqs", "got 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -60,10 +61,12 @@ def compile_command(
     """
     from kerf_runtime.cli.root import describe_error
 
+    if result_file is not None:
+        _check_writable(result_file)
     try:
         with _terminable():
             result = _compile(file, overrides, model_path, cache_dir, as_json=as_json)
-    except KerfError as error:
+    except Exception as error:
         if result_file is not None:
             _write_result(result_file, {"error": describe_error(error)})
         raise
@@ -86,11 +89,18 @@ def _compile(
     *,
     as_json: bool,
 ) -> dict[str, Any]:
+    from kerf_runtime.cache.session import DISABLE_VARIABLE
     from kerf_runtime.cli.document import read_document
     from kerf_runtime.cli.progress import open_progress
     from kerf_runtime.config import needs_compile_cache
 
     document = read_document(file, overrides)
+    if os.environ.get(DISABLE_VARIABLE) == "1":
+        raise ConfigError(
+            "there is no cache to compile into",
+            where=f"{DISABLE_VARIABLE}=1",
+            hint="Unset it, or serve without compiling first",
+        )
     if not needs_compile_cache(document.spec):
         raise ConfigError(
             "there is nothing to compile into a cache: the level is below 3 or enforceEager is set",
@@ -161,6 +171,17 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a result file that could not be written in the end, before any time is spent."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        missing = "" if path.parent.is_dir() else f": there is no folder {path.parent}"
+        raise ConfigError(
+            f"the result could not be written{missing}",
+            where=f"--result-file {path}",
+            hint="Name a file in a folder that exists and can be written",
+        )
 
 
 def _write_result(path: Path, result: dict[str, Any]) -> None:

@@ -87,6 +87,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()
+        if "--json" in arguments:
+            _echo_error(
+                {
+                    "reason": "Usage",
+                    "message": error.format_message(),
+                    "exitCode": error.exit_code,
+                }
+            )
         return error.exit_code
     except KerfError as error:
         if debug:
@@ -104,6 +112,8 @@ def run(argv: Sequence[str] | None = None) -> int:
             "kerf --debug ... shows where",
             err=True,
         )
+        if "--json" in arguments:
+            _echo_error(describe_error(error))
         return KerfError.exit_code
     return result if isinstance(result, int) else 0
 
@@ -116,13 +126,20 @@ def main() -> NoReturn:
 def _report(error: KerfError, *, as_json: bool) -> None:
     click.echo(f"Error: {error}", err=True)
     if as_json:
-        from kerf_runtime.cli.output import echo_json
-
-        echo_json({"error": describe_error(error)})
+        _echo_error(describe_error(error))
 
 
-def describe_error(error: KerfError) -> dict[str, object]:
-    """An error as JSON: its class without ``Error`` is the reason."""
+def _echo_error(description: dict[str, object]) -> None:
+    from kerf_runtime.cli.output import echo_json
+
+    echo_json({"error": description})
+
+
+def describe_error(error: Exception) -> dict[str, object]:
+    """An error as JSON: its class without ``Error`` is the reason; ``Unexpected`` if it is none of ours."""
+    if not isinstance(error, KerfError):
+        message = f"{type(error).__name__}: {error}"
+        return {"reason": "Unexpected", "message": message, "exitCode": KerfError.exit_code}
     return {
         "reason": type(error).__name__.removesuffix("Error"),
         "message": str(error),

@@ -88,6 +88,17 @@ def _describe(document: ModelDeploymentDocument, model_path: Path | None) -> dic
     }
 
 
+def _check_compiler(document: ModelDeploymentDocument) -> None:
+    """Refuse operators and options that a compilation here would refuse."""
+    from kerf_runtime.compilation.backends import backend_named
+    from kerf_runtime.compilation.split import resolve_splitting_ops
+    from kerf_runtime.ops import activation, attention, norm, quant, rotary  # noqa: F401  (registers them)
+
+    compilation = document.spec.compilation
+    resolve_splitting_ops(tuple(compilation.splitting_ops or ()))
+    backend_named(compilation.backend.value).check(compilation.inductor_config or {})
+
+
 def _effective(document: ModelDeploymentDocument, model_path: Path) -> dict[str, Any]:
     engine_args(document, model_path=model_path, cache_dir=None)  # checks the path
     from kerf_runtime.config import resolve
@@ -95,6 +106,7 @@ def _effective(document: ModelDeploymentDocument, model_path: Path) -> dict[str,
     from kerf_runtime.platforms import current_platform
 
     config = read_model_config(model_path)
+    _check_compiler(document)
     effective = resolve(
         document.spec,
         platform=current_platform().facts(),

@@ -29,6 +29,7 @@ from kerf_runtime.compilation.piecewise import find_token_input
 from kerf_runtime.compilation.plan import StitchPlan, build_plan
 from kerf_runtime.compilation.split import (
     Piece,
+    check_all_called,
     resolve_splitting_ops,
     split_graph,
     split_source,
@@ -36,7 +37,6 @@ from kerf_runtime.compilation.split import (
 from kerf_runtime.compilation.trace import count_guard_evaluations, trace_forward
 from kerf_runtime.compilation.workers import WORKERS_VARIABLE, CompileWorkers, worker_count
 from kerf_runtime.config.passes import PassConfig
-from kerf_runtime.errors import ConfigError
 
 __all__ = ["CompileOptions", "CompiledModel", "Progress", "compile_model"]
 
@@ -114,14 +114,7 @@ def compile_model(
         lap("trace")
         progress("split", "cutting at " + (", ".join(options.splitting_ops) or "nothing"), None)
         split = split_graph(traced.module, ops)
-        if ops and not any(piece.is_splitting for piece in split.pieces):
-            raise ConfigError(
-                f"the forward of {type(model).__name__} calls none of "
-                f"{', '.join(options.splitting_ops)}",
-                where="compilation.splittingOps",
-                hint="Name operators as the model calls them (torch.ops.namespace.name), or an empty "
-                "list",
-            )
+        check_all_called(options.splitting_ops, traced.module, type(model).__name__)
         fingerprints = {piece.name: fingerprint_piece(piece.module) for piece in split.compilable}
         plan = build_plan(traced, split, fingerprints, tuple(arguments))
         lap("split")

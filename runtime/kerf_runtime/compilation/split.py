@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,14 @@ from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.plan import number_of_results
 from kerf_runtime.errors import ConfigError
 
-__all__ = ["Piece", "SplitGraph", "resolve_splitting_ops", "split_graph", "split_source"]
+__all__ = [
+    "Piece",
+    "SplitGraph",
+    "check_all_called",
+    "resolve_splitting_ops",
+    "split_graph",
+    "split_source",
+]
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,30 @@ def _calls_splitting_op(node: fx.Node, ops: frozenset[torch._ops.OpOverload]) ->
     if isinstance(target, torch._ops.OpOverloadPacket):
         return any(getattr(target, overload) in ops for overload in target.overloads())
     return target in ops
+
+
+def check_all_called(names: Sequence[str], graph: fx.GraphModule, model: str) -> None:
+    """Refuse splitting ops at which nothing is split.
+
+    Raises:
+        ConfigError: lists them, and the operators that the graph calls by name.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+
+    def is_called(name: str) -> bool:
+        return any(_calls_splitting_op(node, resolve_splitting_ops((name,))) for node in calls)
+
+    missing = [name for name in names if not is_called(name)]
+    if not missing:
+        return
+    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    known = {str(n.target).replace(".", "::", 1) for n in calls if isinstance(n.target, kinds)}
+    raise ConfigError(
+        f"the forward of {model} never calls {', '.join(missing)}",
+        where="compilation.splittingOps",
+        hint=f"Operators that it calls by name (torch.ops.namespace.name): "
+        f"{', '.join(sorted(known)) or 'none'}. An empty list splits nowhere",
+    )
 
 
 def _is_several_results(node: object, ops: frozenset[torch._ops.OpOverload]) -> bool:

@@ -233,19 +233,40 @@ class CompilationConfig(ConfigModel):
         max_length=64,
         description=(
             "Operators at which the graph is cut, written namespace::name, or namespace::name.overload for one of "
-            "its overloads. Default: the attention operator. "
-            "An empty list compiles the model as one piece."
+            "its overloads; the model must call every one. Duplicates are dropped and the list is sorted. "
+            "Default: the attention operator. An empty list compiles the model as one piece."
         ),
     )
     inductor_config: dict[str, InductorValue] | None = Field(
         None,
         max_length=64,
-        description="Options passed to the Inductor compiler. Unknown options are errors when the model is compiled.",
+        description=(
+            "Options passed to the Inductor compiler; backend inductor only. Unknown options and values of another "
+            "type are errors of kerf validate --model-path, and when the model is compiled."
+        ),
     )
     strict: bool = Field(
         False,
         description="Refuse to start instead of running with a lower level or mode than requested. Default false.",
     )
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _a_number(cls, level: object) -> object:
+        if isinstance(level, bool) or not isinstance(level, int):
+            raise ValueError("a level is a number from 0 to 3")
+        return level
+
+    @field_validator("splitting_ops")
+    @classmethod
+    def _sorted_ops(cls, names: list[str] | None) -> list[str] | None:
+        return None if names is None else sorted(set(names))
+
+    @model_validator(mode="after")
+    def _eager_has_no_options(self) -> Self:
+        if self.backend is CompilerBackendName.EAGER and self.inductor_config:
+            raise ValueError("inductorConfig: backend eager has no options; remove them")
+        return self
 
     @field_validator("capture_sizes")
     @classmethod

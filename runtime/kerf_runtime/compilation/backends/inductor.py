@@ -34,7 +34,7 @@ from kerf_runtime.compilation.loader import (
     parse_wrapper,
 )
 from kerf_runtime.compilation.program import rebuild_program
-from kerf_runtime.errors import CompileError, ConfigError
+from kerf_runtime.errors import CompileError, ConfigError, KerfError
 
 __all__ = ["InductorBackend", "check_torch_version", "inductor_session", "validate_options"]
 
@@ -72,6 +72,12 @@ _STATIC_GPU_OPTIONS: dict[str, Any] = {
     "autotune_num_choices_displayed": 0,
 }
 
+_REFUSED_OPTIONS = {
+    "cpp_wrapper": "pieces are stored with wrappers in Python",
+    "freezing": "pieces are stored without the weights",
+    "triton.cudagraphs": "graphs are recorded as compilation.cudagraphMode says",
+}
+
 
 def check_torch_version() -> None:
     """Refuse torch versions that the private-API surface was not tested with.
@@ -88,21 +94,35 @@ def check_torch_version() -> None:
 
 
 def validate_options(options: Mapping[str, Any]) -> None:
-    """Refuse Inductor options that do not exist.
+    """Refuse Inductor options that do not exist, cannot work here, or have a value of another type.
 
     Raises:
-        ConfigError: names the option and near matches.
+        ConfigError: names the option, and near matches or the type of its value.
     """
     from torch._inductor import config
 
-    known = config.get_config_copy().keys()
-    for name in options:
+    known = config.get_config_copy()
+    for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             raise ConfigError(
                 f"Inductor has no option {name!r}",
                 where="compilation.inductorConfig",
                 hint=f"Did you mean {', '.join(near)}?" if near else "See torch._inductor.config",
+            )
+        if value and name in _REFUSED_OPTIONS:
+            raise ConfigError(
+                f"the Inductor option {name!r} cannot be used: {_REFUSED_OPTIONS[name]}",
+                where="compilation.inductorConfig",
+                hint="Remove it",
+            )
+        kind = type(known[name])
+        allowed = (int, float) if kind is float else (kind,)
+        if kind in (bool, int, float, str) and type(value) not in allowed:
+            raise ConfigError(
+                f"the Inductor option {name!r} takes a value of type {kind.__name__}, not {value!r}",
+                where="compilation.inductorConfig",
+                hint=f"Its default is {known[name]!r}",
             )
 
 
@@ -217,7 +237,18 @@ class InductorBackend:
             **request.options,
         }
         compilation_counter.backend_compilations += 1
-        source = _generate(request, values, settings)
+        try:
+            source = _generate(request, values, settings)
+        except KerfError:
+            raise
+        except Exception as error:
+            names = ", ".join(request.options)
+            raise CompileError(
+                f"Inductor could not compile a piece: {type(error).__name__}: {error}",
+                hint=f"compilation.inductorConfig sets {names}: try without"
+                if names
+                else "compilation.backend eager runs the model without Inductor",
+            ) from error
         compilation_counter.inductor_compilations += 1
         if not general:
             compilation_counter.static_compilations += 1
