@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat requirements/*.lock pyproject.toml | sha256sum | cut -c1-16)
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 export KERF_REQUIRE_CLUSTER ?= 1
-# Two test processes: half of the tests wait for other processes. WORKERS=0 runs everything in one.
-WORKERS ?= 2
+# Test processes. One works through all tests of the operator, which mostly wait for a control plane, so two CPUs
+# are kept busy by three. WORKERS=0 runs everything in one.
+WORKERS ?= 3
 CONTROL_PLANE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler etcd kubectl helm
 
 GPU_BENCHMARKS := attention capture passes compile overhead
