@@ -28,7 +28,7 @@ $(STAMP):
 	@echo "Installing the locked dependencies into $(VENV) (once; the largest is torch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --require-hashes -r requirements/bootstrap.lock
-	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements/dev.lock
+	@$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.lock
 	@$(BIN)/uv pip install --python $(BIN)/python -q --no-deps --require-hashes -r requirements/demo.lock
 	@$(BIN)/uv pip install --python $(BIN)/python -q --no-deps -e .
 	@rm -f $(VENV)/.installed-*; touch $@
