@@ -48,6 +48,15 @@ class TestCacheStatus:
             container={"state": {"terminated": ended}},
         )
 
+    def completed(self, cache: dict[str, Any], message: str) -> CacheObservation:
+        """The Job is complete and its pod left ``message``."""
+        return CacheObservation(
+            cache,
+            claim=self.claim,
+            jobs=(job(cache, condition="Complete"),),
+            pods=(self.succeeded(message),),
+        )
+
     def test_it_waits_for_its_claim(self) -> None:
         status = self.fold(CacheObservation(compile_cache(resource())))
         assert status["state"] == "Pending"
@@ -64,13 +73,7 @@ class TestCacheStatus:
                 "gate": {"passed": True},
             }
         )
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache, condition="Complete"),),
-            pods=(self.succeeded(message),),
-        )
-        status = self.fold(obs)
+        status = self.fold(self.completed(cache, message))
         assert status["state"] == "Ready"
         assert (status["sizeBytes"], status["seconds"], status["result"]) == (5, 2.5, "published")
         assert status["counters"] == {"a": 1}
@@ -81,13 +84,7 @@ class TestCacheStatus:
     @pytest.mark.parametrize("message", ["", "not JSON", '["a list"]', '{"sizeBytes": "many"}'])
     def test_a_result_that_cannot_be_read_is_still_a_published_cache(self, message: str) -> None:
         cache = compile_cache(resource())
-        obs = CacheObservation(
-            cache,
-            claim=self.claim,
-            jobs=(job(cache, condition="Complete"),),
-            pods=(self.succeeded(message),),
-        )
-        status = self.fold(obs)
+        status = self.fold(self.completed(cache, message))
         assert status["state"] == "Ready"
         assert "sizeBytes" not in status
 

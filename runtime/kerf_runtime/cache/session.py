@@ -20,10 +20,15 @@ from kerf_runtime.config.key import cache_key, digest
 from kerf_runtime.errors import CacheError
 from kerf_runtime.reasons import CacheReason
 
-__all__ = ["DISABLE_VARIABLE", "CacheSession", "CacheVerdict"]
+__all__ = ["DISABLE_VARIABLE", "CacheSession", "CacheVerdict", "cache_disabled"]
 
 DISABLE_VARIABLE = "KERF_DISABLE_COMPILE_CACHE"
 """Set to 1 to use no cache at all, for diagnosis."""
+
+
+def cache_disabled() -> bool:
+    """Whether ``DISABLE_VARIABLE`` is set."""
+    return os.environ.get(DISABLE_VARIABLE) == "1"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class CacheSession:
         if root is None:
             verdict = CacheVerdict(False, CacheReason.NOT_CONFIGURED, "no cache folder was given")
             return cls(key, declared, None, True, checksums, verdict)
-        if os.environ.get(DISABLE_VARIABLE) == "1":
+        if cache_disabled():
             verdict = CacheVerdict(False, CacheReason.DISABLED, f"{DISABLE_VARIABLE}=1 is set")
             return cls(key, declared, None, True, checksums, verdict)
         session = cls(

@@ -89,13 +89,13 @@ def _compile(
     *,
     as_json: bool,
 ) -> dict[str, Any]:
-    from kerf_runtime.cache.session import DISABLE_VARIABLE
+    from kerf_runtime.cache.session import DISABLE_VARIABLE, cache_disabled
     from kerf_runtime.cli.document import read_document
     from kerf_runtime.cli.progress import open_progress
     from kerf_runtime.config import needs_compile_cache
 
     document = read_document(file, overrides)
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if cache_disabled():
         raise ConfigError(
             "there is no cache to compile into",
             where=f"{DISABLE_VARIABLE}=1",

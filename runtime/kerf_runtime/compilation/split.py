@@ -102,7 +102,8 @@ def check_all_called(names: Sequence[str], graph: fx.GraphModule, model: str) ->
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
 
     def is_called(name: str) -> bool:
-        return any(_calls_splitting_op(node, resolve_splitting_ops((name,))) for node in calls)
+        ops = resolve_splitting_ops((name,))
+        return any(_calls_splitting_op(node, ops) for node in calls)
 
     missing = [name for name in names if not is_called(name)]
     if not missing:

@@ -14,7 +14,7 @@ __all__ = ["send"]
 
 def send(values: Sequence[float] | np.ndarray[Any, Any], dtype: torch.dtype, to: Tensor) -> Tensor:
     """``values`` as a tensor on the device of ``to``, through pinned memory if that is a GPU."""
-    host = torch.as_tensor(np.asarray(values)).to(dtype)
+    host = torch.tensor(values, dtype=dtype)  # a copy: the caller may go on writing
     if to.device.type == "cpu":
         return host
     return host.pin_memory().to(to.device, non_blocking=True)
