@@ -27,6 +27,8 @@ __all__ = ["Admitted", "admit_chat", "admit_completion", "slot"]
 
 _INLINE_CHARACTERS = 4096
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing."""
+_SAMPLE_CHARACTERS = 1 << 20
+"""Of longer texts the beginning is tokenised first: eight million tokens take seconds and a gigabyte."""
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for completions; chat has none."""
 
@@ -62,7 +64,7 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
     token_lists = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            token_lists.append(await _encode(tokenizer, prompt, special=True, where="prompt"))
+            token_lists.append(await _encode(state, prompt, special=True, where="prompt"))
         else:
             token_lists.append(_check_tokens(prompt, started.vocab_size, where="prompt"))
     limit = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -84,8 +86,18 @@ async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
     """
     tokenizer, started = _check_servable(state, body)
     _check_answers(state, body, 1)
-    text = tokenizer.apply_chat_template([message.to_template() for message in body.messages])
-    tokens = await _encode(tokenizer, text, special=False, where="messages")
+    if len(body.messages) > started.max_model_len:
+        raise RequestError(
+            f"{len(body.messages)} messages; the model's limit is {started.max_model_len} tokens",
+            where="messages",
+            hint="Leave old messages out",
+        )
+    messages = [message.to_template() for message in body.messages]
+    if sum(len(message["content"]) for message in messages) <= _INLINE_CHARACTERS:
+        text = tokenizer.apply_chat_template(messages)
+    else:
+        text = await asyncio.to_thread(tokenizer.apply_chat_template, messages)
+    tokens = await _encode(state, text, special=False, where="messages")
     limit = body.limit
     return _admitted(
         "chatcmpl",
@@ -141,11 +153,26 @@ def _check_servable(state: ServerState, body: SamplingFields) -> tuple[ChatToken
     return state.tokenizer, started
 
 
-async def _encode(tokenizer: ChatTokenizer, text: str, *, special: bool, where: str) -> list[int]:
+async def _encode(state: ServerState, text: str, *, special: bool, where: str) -> list[int]:
+    tokenizer, started = state.tokenizer, state.client.started
+    assert tokenizer is not None  # admission refuses requests before both are there
+    assert started is not None
     check_text(text, where=where)
     if len(text) <= _INLINE_CHARACTERS:
         return tokenizer.encode(text, special)
-    return await asyncio.to_thread(tokenizer.encode, text, special)
+    async with state.long_texts:
+        if len(text) > _SAMPLE_CHARACTERS:
+            sample = await asyncio.to_thread(tokenizer.encode, text[:_SAMPLE_CHARACTERS], special)
+            # Half as many more: the last word is cut, and may come out as more tokens than the whole.
+            if len(sample) > 1.5 * started.max_model_len:
+                raise RequestError(
+                    f"the first {_SAMPLE_CHARACTERS} of {len(text)} characters have {len(sample)} "
+                    f"tokens, and the model's limit is {started.max_model_len} tokens for prompt "
+                    "and answer together",
+                    where=where,
+                    hint="Shorten the prompt",
+                )
+        return await asyncio.to_thread(tokenizer.encode, text, special)
 
 
 def _check_tokens(tokens: list[int], vocab_size: int, *, where: str) -> list[int]:

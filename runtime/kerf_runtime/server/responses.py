@@ -196,6 +196,9 @@ def _first_problem(problems: Sequence[dict[str, Any]]) -> RequestError:
         return RequestError(
             "the body must be a JSON object", hint="Send it with Content-Type: application/json"
         )
+    too_long = next((p for p in problems if p["type"] == "too_long"), None)
+    if too_long is not None and path.split(".")[0] == "prompt":
+        return RequestError(f"at most {too_long['ctx']['max_length']} prompts", where="prompt")
     if path.split(".")[0] == "prompt" and first.get("type") != "missing":
         # One problem per accepted form would be reported: none of them tells what was meant.
         return RequestError(

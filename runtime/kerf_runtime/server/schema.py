@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_MOST_BIASES = 1024
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -66,7 +67,10 @@ HINTS = frozenset(
 )
 """Known fields that are accepted and have no effect on the answer."""
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+# A body may hold millions of wrong items: one error each would take minutes and gigabytes to report.
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+ManyTokenIds = Annotated[list[TokenIds], Field(fail_fast=True, max_length=4096)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
@@ -118,7 +122,7 @@ class SamplingFields(BaseModel, ABC):
             description="Above 1 makes tokens of prompt and answer less likely. Default 1.",
         )
     )
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=_MOST_BIASES)] | None = Field(
         None, description="Token ids (as text) and what is added to their logits, -100 to 100."
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
@@ -130,7 +134,7 @@ class SamplingFields(BaseModel, ABC):
     min_tokens: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Nothing ends the answer before this many tokens. Default 0."
     )
-    stop: str | list[str] | None = Field(
+    stop: str | Texts | None = Field(
         None, description="Up to 16 strings that end the answer and are not part of it."
     )
     stop_token_ids: Annotated[TokenIds, Field(max_length=64)] | None = Field(
@@ -141,6 +145,14 @@ class SamplingFields(BaseModel, ABC):
     )
     stream: bool | None = Field(None, description="Send the answer in pieces. Default false.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _not_too_many(cls, value: object) -> object:
+        """Its length, before its items: every wrong item is an error of its own."""
+        if isinstance(value, dict) and len(value) > _MOST_BIASES:
+            raise ValueError(f"{len(value)} tokens; at most {_MOST_BIASES} may be given")
+        return value
 
     def stops(self) -> list[str]:
         """The stop strings.
@@ -213,7 +225,7 @@ class SamplingFields(BaseModel, ABC):
 class CompletionRequest(SamplingFields):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds] = Field(
+    prompt: str | Texts | TokenIds | ManyTokenIds = Field(
         description="One prompt, as text or as token ids, or a list of them."
     )
     logprobs: TopLogprobs | None = Field(
@@ -264,7 +276,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
 
     def to_template(self) -> dict[str, Any]:
@@ -284,7 +296,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(SamplingFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far."
     )
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(

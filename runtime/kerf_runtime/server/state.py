@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ class ServerState:
     draining_since: float | None = None
     outstanding: int = 0
     """Requests accepted and not yet answered in full, one per prompt."""
+    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
+    """Held while a long text is tokenised: many at once would take the memory of all of them."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def error(self) -> KerfError | None:
