@@ -24,6 +24,7 @@ from kerf_runtime.engine.messages import (
 )
 from kerf_runtime.errors import EngineError
 from kerf_runtime.server.app import create_app
+from kerf_runtime.server.connection import http_config, watch_peers
 from kerf_runtime.server.lifecycle import bind
 from kerf_runtime.server.state import ServerSettings, ServerState
 from kerf_runtime.stats import EngineStats
@@ -206,13 +207,14 @@ def _logprobs(request: AddRequest, tokens: list[int]) -> list[TokenLogprobs] | N
 
 
 @contextlib.contextmanager
-def running_server(client: FakeClient, **settings: Any) -> Iterator[tuple[str, ServerState]]:
+def running_server(
+    client: FakeClient, *, unread_seconds: float = 60.0, **settings: Any
+) -> Iterator[tuple[str, ServerState]]:
     """The application on a real socket of 127.0.0.1: its base URL and its state."""
     app = create_app(client, ByteTokenizer(), ServerSettings(served_name="tiny", **settings))
     listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-    )
+    watch_peers(listener, unread_seconds=unread_seconds)
+    server = uvicorn.Server(http_config(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -62,6 +62,7 @@ def create_app(
         summary="OpenAI-compatible API of one compiled model",
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would lose the body in some clients; no path of ours has two names
     )
     app.state.kerf = context
     for router in (status.router, completions.router, chat.router):

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from kerf_runtime.server.admission import Admitted, admit_chat, slot
 from kerf_runtime.server.completions import collect_all, usage
 from kerf_runtime.server.context import ServerContext, context_of
+from kerf_runtime.server.documentation import ANSWERS_OF_CHAT
 from kerf_runtime.server.generation import Answer
 from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
 from kerf_runtime.server.responses import DONE, event
@@ -24,7 +25,7 @@ __all__ = ["router"]
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=ANSWERS_OF_CHAT)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     arrived = time.perf_counter()

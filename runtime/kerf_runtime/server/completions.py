@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from kerf_runtime.server.admission import Admitted, admit_completion, slot
 from kerf_runtime.server.context import ServerContext, context_of
+from kerf_runtime.server.documentation import ANSWERS_OF_COMPLETIONS
 from kerf_runtime.server.generation import Answer, Piece, collect
 from kerf_runtime.server.logprobs import completion_logprobs
 from kerf_runtime.server.responses import DONE, event
@@ -24,7 +25,7 @@ __all__ = ["collect_all", "router", "usage"]
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=ANSWERS_OF_COMPLETIONS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     arrived = time.perf_counter()

@@ -27,6 +27,7 @@ import uvicorn
 from kerf_runtime.engine.messages import Phase
 from kerf_runtime.errors import ConfigError, EngineError, KerfError
 from kerf_runtime.server.app import create_app
+from kerf_runtime.server.connection import http_config, watch_peers
 from kerf_runtime.server.state import ChatTokenizer, Client, ServerSettings, ServerState
 
 __all__ = ["ManagedClient", "bind", "serve", "termination_log_path", "write_termination_log"]
@@ -63,6 +64,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            watch_peers(listener)
             listener.bind(address)
             listener.listen(2048)
         except OSError:
@@ -102,16 +104,7 @@ async def serve(
     """
     app = create_app(client, None, settings)
     state: ServerState = app.state.kerf.state
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-            server_header=False,
-        )
-    )
+    server = _Server(http_config(app))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     force = asyncio.Event()

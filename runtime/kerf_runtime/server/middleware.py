@@ -81,8 +81,10 @@ class Gate:
                     hint="Send it as Authorization: Bearer KEY",
                 )
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._limit:
-            return self._too_large(int(length))
+        if length.isascii() and length.isdigit():
+            size = int(length[:20])  # int() refuses thousands of digits
+            if size > self._limit:
+                return self._too_large(size)
         return None
 
     def _too_large(self, size: int) -> BodyTooLargeError:

@@ -6,11 +6,12 @@ from collections import Counter
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from kerf_runtime import __version__
 from kerf_runtime.metrics import exposition
 from kerf_runtime.server.context import context_of
+from kerf_runtime.server.documentation import REFUSALS
 from kerf_runtime.server.responses import UnknownModelError
 from kerf_runtime.server.state import ServerState
 
@@ -18,8 +19,10 @@ __all__ = ["debug_report", "router"]
 
 router = APIRouter()
 
+_NOT_SO: dict[int | str, dict[str, Any]] = {503: {"description": "It is not; the body says why."}}
 
-@router.get("/health")
+
+@router.get("/health", responses=_NOT_SO)
 async def health(request: Request) -> JSONResponse:
     """Live: 503 only when this process can never answer again and must be restarted."""
     state = context_of(request).state
@@ -27,14 +30,14 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse(readiness.to_json(), status_code=503 if state.error() else 200)
 
 
-@router.get("/ready")
+@router.get("/ready", responses=_NOT_SO)
 async def ready(request: Request) -> JSONResponse:
     """Ready: model loaded, pieces compiled, graphs captured, engine alive, not draining."""
     readiness = context_of(request).state.readiness()
     return JSONResponse(readiness.to_json(), status_code=200 if readiness.ready else 503)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus metrics, as OpenMetrics if the scraper accepts it."""
     body, content_type = exposition(context_of(request).registry, request.headers.get("accept"))
@@ -53,13 +56,13 @@ async def debug_graphs(request: Request) -> dict[str, Any]:
     return debug_report(context_of(request).state)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=REFUSALS)
 async def models(request: Request) -> dict[str, Any]:
     """The one model of this server."""
     return {"object": "list", "data": [_model(context_of(request).state)]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=REFUSALS)
 async def model(name: str, request: Request) -> dict[str, Any]:
     """One model by its name."""
     state = context_of(request).state

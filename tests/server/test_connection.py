@@ -1,0 +1,120 @@
+"""Below HTTP: connections that say half of something, that nobody reads, or that speak no HTTP at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+from tests.server.fakes import FakeClient, eventually
+
+from kerf_runtime.server import connection
+
+
+def connect(http):
+    return socket.create_connection((http.base_url.host, http.base_url.port), timeout=10)
+
+
+def read_all(peer):
+    """Everything until the server closes."""
+    return b"".join(iter(lambda: peer.recv(65536), b""))
+
+
+def error_in(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Heads must arrive within a quarter of a second."""
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.25)
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_half_a_head_is_408_however_slowly_more_of_it_comes(serve, hasty, before):
+    with connect(serve()) as peer:
+        if before:
+            peer.sendall(before)
+            assert peer.recv(65536).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        peer.sendall(b"GET /health HTTP/1.1\r\n")
+        with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
+            while time.monotonic() - began < 5:
+                peer.sendall(b"x: y\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 2
+
+
+def test_the_late_head_is_told_so(serve, hasty):
+    with connect(serve()) as peer:
+        peer.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        status, error = error_in(read_all(peer))
+    assert (status, error["code"]) == (408, "request_timeout")
+    assert "within 0.25 seconds" in error["message"]
+
+
+def test_a_connection_that_never_says_anything_is_closed_without_a_word(serve, hasty):
+    with connect(serve()) as peer:
+        assert read_all(peer) == b""
+
+
+def test_an_idle_connection_between_requests_is_kept_longer_than_a_head_may_take(serve, hasty):
+    with connect(serve()) as peer:
+        for _ in range(2):
+            peer.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert peer.recv(65536).startswith(b"HTTP/1.1 200")
+            time.sleep(0.5)
+
+
+def test_an_answer_may_take_longer_than_a_head(serve, hasty):
+    client = FakeClient(endless=True, max_model_len=10**6).make_ready()
+    http = serve(client)
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}
+    began = time.monotonic()
+    assert "[DONE]" in http.post("/v1/completions", json=body).text
+    assert time.monotonic() - began > 0.3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        b"GET /health\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000,
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n",
+    ],
+    ids=lambda content: repr(content[:60]),
+)
+def test_what_is_no_http_is_400_or_501_in_the_usual_shape(serve, content):
+    http = serve()
+    with connect(http) as peer:
+        peer.sendall(content)
+        status, error = error_in(read_all(peer))
+    assert status in (400, 501)
+    assert error["message"]
+    assert http.get("/ready").status_code == 200
+
+
+def test_a_client_that_does_not_read_its_answer_is_gone_after_a_while(serve):
+    client = FakeClient(endless=True, max_model_len=10**9, per_step=1).make_ready()
+    http = serve(client, unread_seconds=1.0)
+    body = json.dumps(
+        {"model": "tiny", "prompt": "a" * 10, "n": 50, "stream": True, "max_tokens": 10**8}
+    )
+    with connect(http) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        eventually(lambda: len(client.seen) == 50)
+        eventually(lambda: http.state.outstanding == 0)
+    assert len(client.aborted) == 50
