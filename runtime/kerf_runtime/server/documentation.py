@@ -102,12 +102,11 @@ REFUSALS: Responses = {
 
 
 def _answers(model: type[BaseModel]) -> Responses:
-    stream: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
     return {
         200: {
             "model": model,
             "description": "The answer; with stream: true, pieces of it as server-sent events.",
-            "content": stream,
+            "content": {"text/event-stream": {}},
         },
         **REFUSALS,
         503: {
