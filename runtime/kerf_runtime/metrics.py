@@ -95,8 +95,18 @@ _TABLE = (
                "Memory that the graphs of one size added.", ("mode", "size")),
     MetricSpec("kerf_cudagraph_pool_bytes", "gauge",
                "Memory held by all graphs together."),
+    MetricSpec("kerf_cudagraph_shared_bytes", "gauge",
+               "Part of that memory that no single graph would give back."),
+    MetricSpec("kerf_cudagraph_estimated_bytes", "gauge",
+               "Memory that the captured graphs were estimated to hold."),
+    MetricSpec("kerf_cudagraph_estimate_error_ratio", "gauge",
+               "Estimate minus measured memory, as a part of the measured; within 0.1 of 0."),
     MetricSpec("kerf_cudagraph_graphs", "gauge",
                "Captured batch descriptors.", ("mode",)),
+    MetricSpec("kerf_cudagraph_pending_graphs", "gauge",
+               "Batch descriptors that a progressive capture has not reached yet."),
+    MetricSpec("kerf_cudagraph_capture_delay_seconds", "gauge",
+               "Longest time that a progressive capture took between two steps."),
     MetricSpec("kerf_cudagraph_dropped_graphs", "gauge",
                "Batch descriptors that were captured and dropped again.", ("mode", "reason")),
     # steps
@@ -233,6 +243,14 @@ def _from_report(report: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("kerf_cudagraph_capture_duration_seconds", _by_size(descriptors, "seconds"))
     yield _gauge("kerf_cudagraph_memory_bytes", _by_size(descriptors, "bytes"))
     yield _gauge("kerf_cudagraph_pool_bytes", [((), graphs.get("memory_bytes") or 0)])
+    yield _gauge("kerf_cudagraph_shared_bytes", [((), graphs.get("shared_bytes") or 0)])
+    if graphs.get("estimated_bytes") is not None:
+        yield _gauge("kerf_cudagraph_estimated_bytes", [((), graphs["estimated_bytes"])])
+        yield _gauge("kerf_cudagraph_estimate_error_ratio", [((), graphs["estimate_error"])])
+    yield _gauge("kerf_cudagraph_pending_graphs", [((), len(graphs.get("pending") or ()))])
+    yield _gauge(
+        "kerf_cudagraph_capture_delay_seconds", [((), graphs.get("longest_delay_seconds") or 0)]
+    )
     modes: dict[str, int] = dict.fromkeys(("FULL", "PIECEWISE"), 0)
     for descriptor in descriptors:
         modes[descriptor["mode"]] = modes.get(descriptor["mode"], 0) + 1

@@ -24,6 +24,7 @@ class ConfigReason(StrEnum):
     EAGER_BACKEND = "EagerBackend"
     MISSING_DEPENDENCY = "MissingDependency"
     MEMORY_BUDGET = "MemoryBudget"
+    CAPTURE_DELAY_LIMIT = "CaptureDelayLimit"
 
 
 class CacheReason(StrEnum):

@@ -217,6 +217,7 @@ def left_by_the_capture(strict, changes):
         effective,
         mode=CUDAGraphMode.FULL,
         capture_sizes=(1, 2),
+        capture_mode=effective.capture_mode,
         changes=changes,
         strict=strict,
     )

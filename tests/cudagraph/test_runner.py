@@ -337,7 +337,7 @@ def test_weights_that_moved_after_the_capture_are_named(shallow):
 def test_pieces_compare_addresses_in_debug_mode_only(shallow):
     for debug in (False, True):
         _, _, runner = start(3, "PIECEWISE", shallow, debug=debug)
-        assert {wrapper._check_addresses for wrapper in runner._pieces} == {debug}
+        assert {wrapper._check_addresses for wrapper in runner._recorder._pieces} == {debug}
 
 
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY"])

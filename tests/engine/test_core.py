@@ -329,8 +329,9 @@ def test_start_up_announces_its_phases_in_order(tiny_path: Path) -> None:
         "import",
         "cache_verify",
         "weights",
-        "kv_alloc",
         "warmup",
+        "estimate",
+        "kv_alloc",
         "capture",
         "ready",
     ]

@@ -18,6 +18,9 @@ from kerf_runtime.engine.args import EngineArgs
 MODE_LINE = re.compile(
     r"captured (\d+) (\w+) graphs \((\w+)\): (\d+) nodes, (\d+) bytes, ([\d.]+) s"
 )
+ALL_LINE = re.compile(
+    r"all (\d+) graphs: (\d+) bytes, of which (\d+) are shared; estimated (\d+) bytes"
+)
 GRAPH_LINE = re.compile(r"graph (\w+) (\w+) of (\d+) tokens: (\d+) nodes, (\d+) bytes, ([\d.]+) s")
 
 
@@ -32,7 +35,7 @@ def test_report_metrics_and_log_agree_on_every_number(
         "inductorConfig": {},
     }
     args = EngineArgs(document=document(compilation=compilation), model_path=path, cache_dir=None)
-    with caplog.at_level(logging.DEBUG, logger="kerf_runtime.engine.startup"):
+    with caplog.at_level(logging.DEBUG, logger="kerf_runtime.engine.report"):
         core = started(args)
     generate(core, [[1, 2, 3], [4, 5]])
 
@@ -72,7 +75,19 @@ def test_report_metrics_and_log_agree_on_every_number(
                 samples, "kerf_cudagraph_capture_duration_seconds", **labels
             ) == pytest.approx(sum(graph["seconds"] for graph in same))
     assert sums.keys() == {"FULL", "PIECEWISE"}
-    assert value(samples, "kerf_cudagraph_pool_bytes") == graphs["memory_bytes"]
+    [total] = ALL_LINE.findall(caplog.text)
+    assert int(total[0]) == graphs["captured"]
+    for text, name, field in (
+        (total[1], "kerf_cudagraph_pool_bytes", "memory_bytes"),
+        (total[2], "kerf_cudagraph_shared_bytes", "shared_bytes"),
+        (total[3], "kerf_cudagraph_estimated_bytes", "estimated_bytes"),
+    ):
+        assert int(text) == value(samples, name) == graphs[field]
+    assert value(samples, "kerf_cudagraph_estimate_error_ratio") == graphs["estimate_error"]
+    assert value(samples, "kerf_cudagraph_pending_graphs") == len(graphs["pending"]) == 0
+    assert graphs["memory_bytes"] == graphs["shared_bytes"] + sum(
+        graph["bytes"] for graph in found.values()
+    )
     assert graphs["captured"] == len(found)
 
     for row in report["dispatch_detail"]:

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from kerf_runtime.config.engine import DType, EngineConfig
-from kerf_runtime.engine.kv_cache import allocate_kv_cache, bytes_per_block, plan_blocks
+from kerf_runtime.engine.kv_cache import (
+    allocate_kv_cache,
+    bytes_per_block,
+    kv_cache_bytes,
+    plan_blocks,
+)
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.models.llama.config import LlamaModelConfig
+from kerf_runtime.platforms import DeviceMemory
 
 CONFIG = LlamaModelConfig(
     architecture="LlamaForCausalLM",
@@ -40,21 +46,63 @@ def test_a_block_holds_keys_and_values_of_every_layer() -> None:
     assert bytes_per_block(CONFIG, 16, 4) == 2 * 2 * 16 * (2 * 16) * 4
 
 
+def planned(config: EngineConfig, *, max_model_len: int) -> int:
+    memory = kv_cache_bytes(config, None, activations=0, graphs=0)
+    return plan_blocks(CONFIG, memory, config, max_model_len=max_model_len, itemsize=4)
+
+
 def test_blocks_fill_the_memory() -> None:
-    blocks = plan_blocks(CONFIG, engine("400Ki"), max_model_len=256, itemsize=4)
+    blocks = planned(engine("400Ki"), max_model_len=256)
     assert blocks == 400 * 1024 // bytes_per_block(CONFIG, 16, 4) == 50
 
 
 def test_no_more_blocks_than_can_be_used() -> None:
-    assert plan_blocks(CONFIG, engine("1Gi", seqs=3), max_model_len=100, itemsize=4) == 3 * 7
+    assert planned(engine("1Gi", seqs=3), max_model_len=100) == 3 * 7
 
 
 def test_memory_for_less_than_one_sequence_is_refused_with_the_amount_that_is_needed() -> None:
     with pytest.raises(ConfigError) as caught:
-        plan_blocks(CONFIG, engine("100Ki"), max_model_len=2560, itemsize=4)
+        planned(engine("100Ki"), max_model_len=2560)
     assert caught.value.where == "engine.kvCacheMemory"
     assert "maxModelLen 2560 needs 2Mi" in str(caught.value)
     assert "or maxModelLen to at most 192" in str(caught.value)
+
+
+GIB = 2**30
+DEVICE = DeviceMemory(total=100 * GIB, free=70 * GIB, reserved=0)
+
+
+def test_auto_on_a_device_is_what_weights_activations_and_graphs_leave_of_the_part_in_use() -> None:
+    auto = engine("auto")
+    assert auto.kv_cache_bytes is None
+    size = kv_cache_bytes(auto, DEVICE, activations=2 * GIB, graphs=GIB)
+    assert size == (90 - 30 - 2 - 1) * GIB
+    half = auto.model_copy(update={"gpu_memory_utilization": 0.5})
+    assert kv_cache_bytes(half, DEVICE, activations=0, graphs=0) == 20 * GIB
+
+
+def test_auto_without_device_memory_is_a_gibibyte() -> None:
+    assert kv_cache_bytes(engine("auto"), None, activations=0, graphs=0) == GIB
+
+
+def test_auto_with_nothing_left_says_where_the_memory_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_cache_bytes(engine("auto"), DEVICE, activations=50 * GIB, graphs=10 * GIB)
+    assert caught.value.where == "engine.gpuMemoryUtilization"
+    assert "30720Mi in use, 51200Mi for activations, 10240Mi for graphs" in str(caught.value)
+
+
+def test_a_quantity_is_taken_as_it_is_and_refused_where_it_does_not_fit() -> None:
+    assert kv_cache_bytes(engine("65Gi"), DEVICE, activations=GIB, graphs=GIB) == 65 * GIB
+    with pytest.raises(ConfigError, match="69Gi do not fit the device of 102400Mi") as caught:
+        kv_cache_bytes(engine("69Gi"), DEVICE, activations=GIB, graphs=GIB)
+    assert caught.value.where == "engine.kvCacheMemory"
+    assert caught.value.hint == "Set kvCacheMemory to auto, or to at most 69632Mi"
+
+
+def test_too_little_left_for_one_sequence_names_what_is_left() -> None:
+    with pytest.raises(ConfigError, match="1Mi holds"):
+        plan_blocks(CONFIG, 2**20, engine("auto"), max_model_len=25600, itemsize=4)
 
 
 def test_the_cache_starts_as_zeros_of_the_right_shape() -> None:

@@ -56,6 +56,14 @@ class ScriptedCore:
                 del self.left[name]
         return outputs
 
+    captures_pending = False
+
+    def capture_next(self) -> None:
+        raise AssertionError("nothing is pending")
+
+    def report(self) -> dict[str, Any]:
+        return {}
+
     def stats(self) -> dict[str, Any]:
         return {"running": len(self.left)}
 

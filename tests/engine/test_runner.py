@@ -120,8 +120,9 @@ def test_a_dummy_batch_is_valid(size: int, uniform: bool) -> None:
     assert metadata is not None
     assert len(ids) == len(positions) == len(metadata.slot_mapping) == size
     assert int(positions.max()) < LIMITS.max_model_len
-    assert 0 <= int(metadata.slot_mapping.min()) <= int(metadata.slot_mapping.max())
-    assert int(metadata.slot_mapping.max()) < LIMITS.num_blocks * LIMITS.block_size
+    # It reads the first block, and stores nothing: requests may be running.
+    assert set(metadata.slot_mapping.tolist()) == {-1}
+    assert torch.count_nonzero(metadata.block_table) == 0
     lengths = metadata.query_start.diff()
     assert int(lengths.sum()) == size
     assert bool((metadata.seq_lens >= lengths).all())

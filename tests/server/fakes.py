@@ -60,6 +60,11 @@ REPORT: dict[str, Any] = {
         "backend": "emulated",
         "captured": 2,
         "memory_bytes": 4096,
+        "shared_bytes": 1024,
+        "estimated_bytes": 4300,
+        "estimate_error": 0.05,
+        "pending": ["FULL decode 3", "FULL decode 5"],
+        "longest_delay_seconds": 0.03,
         "capture_seconds": 0.5,
         "dropped": [{"mode": "FULL", "num_tokens": 16, "reason": "MemoryBudget"}],
         "descriptors": [

@@ -88,6 +88,11 @@ FROM_THE_REPORT = [
     ("kerf_cudagraph_capture_duration_seconds", {"mode": "FULL", "size": "8"}, 0.25),
     ("kerf_cudagraph_memory_bytes", {"mode": "PIECEWISE", "size": "8"}, 2048),
     ("kerf_cudagraph_pool_bytes", {}, 4096),
+    ("kerf_cudagraph_shared_bytes", {}, 1024),
+    ("kerf_cudagraph_estimated_bytes", {}, 4300),
+    ("kerf_cudagraph_estimate_error_ratio", {}, 0.05),
+    ("kerf_cudagraph_pending_graphs", {}, 2),
+    ("kerf_cudagraph_capture_delay_seconds", {}, 0.03),
     ("kerf_cudagraph_graphs", {"mode": "FULL"}, 1),
     ("kerf_cudagraph_dropped_graphs", {"mode": "FULL", "reason": "MemoryBudget"}, 1),
 ]

@@ -34,6 +34,7 @@ class CompilationCounter:
     artifacts_saved: int = 0
     artifacts_loaded: int = 0
     graphs_captured: int = 0
+    trial_captures: int = 0
     graph_replays: int = 0
     guards_evaluated: int = 0
     compilations_after_startup: int = 0

@@ -3,6 +3,7 @@
 from kerf_runtime.config.base import ConfigModel, config_error, parse_quantity
 from kerf_runtime.config.compilation import (
     ATTENTION_OPS,
+    CaptureMode,
     CompilationConfig,
     CompilationLevel,
     CompilerBackendName,
@@ -45,6 +46,7 @@ __all__ = [
     "CUDAGraphMode",
     "CachePolicy",
     "CacheVerification",
+    "CaptureMode",
     "CompilationConfig",
     "CompilationLevel",
     "CompilerBackendName",

@@ -26,6 +26,7 @@ __all__ = [
     "MAX_SIZE",
     "SIZE_RULES",
     "CUDAGraphMode",
+    "CaptureMode",
     "CompilationConfig",
     "CompilationLevel",
     "CompilerBackendName",
@@ -142,6 +143,13 @@ class CUDAGraphMode(StrEnum):
         return self.has_mode(CUDAGraphMode.PIECEWISE)
 
 
+class CaptureMode(StrEnum):
+    """When graphs are recorded."""
+
+    EAGER = "eager"
+    PROGRESSIVE = "progressive"
+
+
 class CompilationConfig(ConfigModel):
     """How the model is compiled, split and captured."""
 
@@ -203,9 +211,26 @@ class CompilationConfig(ConfigModel):
     graph_memory_budget: Quantity | None = Field(
         None,
         description=(
-            "Most memory that all recorded graphs may hold, as a quantity of bytes. When the measured memory is above "
-            "it, graphs are dropped, costliest per expected hit first, and their batches run in another graph or in "
+            "Most memory that all recorded graphs may hold, as a quantity of bytes. When the estimate or the measured "
+            "memory is above it, graphs are dropped, costliest per expected hit first, and their batches run in another graph or in "
             "none; what was dropped is in /debug/graphs. Default: no limit."
+        ),
+    )
+    capture_mode: CaptureMode = Field(
+        CaptureMode.EAGER,
+        description=(
+            "When graphs are recorded. eager: all before the pod is ready. progressive: the largest and the powers of "
+            "two before, the others between steps, those first that save the most padding. Default eager."
+        ),
+    )
+    capture_delay_milliseconds: int = Field(
+        50,
+        strict=True,
+        ge=1,
+        le=60_000,
+        description=(
+            "Most milliseconds by which a progressive capture may delay a step. Graphs whose capture takes longer are "
+            "recorded before the pod is ready. Default 50."
         ),
     )
     compile_sizes: list[CompileSize] | None = Field(

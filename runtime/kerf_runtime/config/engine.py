@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from kerf_runtime.config.base import ConfigModel, Quantity, parse_quantity
+from kerf_runtime.config.base import ConfigModel, parse_quantity
 
 __all__ = ["DType", "EngineConfig", "Quantization"]
+
+AUTO_MEMORY = "auto"
+
+
+def _check_memory(text: str) -> str:
+    if text != AUTO_MEMORY:
+        parse_quantity(text)
+    return text
+
+
+MemoryOrAuto = Annotated[
+    str,
+    AfterValidator(_check_memory),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^(auto|\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?)$",
+            "maxLength": 32,
+        }
+    ),
+]
+"""A quantity of bytes, or ``auto``."""
 
 
 class DType(StrEnum):
@@ -61,8 +83,21 @@ class EngineConfig(ConfigModel):
         512, ge=1, le=65536, description="Most tokens that run in one step. Default 512."
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV-cache block. Default 16.")
-    kv_cache_memory: Quantity = Field(
-        "1Gi", description="Memory for the KV cache, as a quantity of bytes. Default 1Gi."
+    kv_cache_memory: MemoryOrAuto = Field(
+        AUTO_MEMORY,
+        description=(
+            "Memory for the KV cache, as a quantity of bytes. auto: on a GPU what gpuMemoryUtilization leaves beside "
+            "weights, activations and recorded graphs; 1Gi on a CPU. Default auto."
+        ),
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description=(
+            "Part of the GPU's memory that may be in use once the KV cache is allocated, for kvCacheMemory auto. "
+            "Default 0.9."
+        ),
     )
     max_queue_len: int = Field(
         256,
@@ -85,6 +120,6 @@ class EngineConfig(ConfigModel):
         return self
 
     @property
-    def kv_cache_bytes(self) -> int:
-        """Memory for the KV cache in bytes."""
-        return parse_quantity(self.kv_cache_memory)
+    def kv_cache_bytes(self) -> int | None:
+        """Memory for the KV cache in bytes; None if it is sized from what is free."""
+        return None if self.kv_cache_memory == AUTO_MEMORY else parse_quantity(self.kv_cache_memory)

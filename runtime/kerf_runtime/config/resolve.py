@@ -14,6 +14,7 @@ from typing import Any
 
 from kerf_runtime.config import declared
 from kerf_runtime.config.compilation import (
+    CaptureMode,
     CompilationConfig,
     CompilationLevel,
     CompilerBackendName,
@@ -69,6 +70,7 @@ class EffectiveConfig:
         custom_ops: names of the layers that run as custom operators, sorted.
         compile_sizes: tokens of the static compilations, ascending; empty where no pieces are compiled.
         graph_memory_budget: most bytes of all graphs; None without a limit.
+        capture_delay_milliseconds: most that a progressive capture may delay a step.
         passes: the passes that run; all off where Inductor compiles no pieces.
         changes: every difference, in the order in which it was decided.
         warnings: what is in force as asked and may still not do what was hoped for.
@@ -80,6 +82,8 @@ class EffectiveConfig:
     mode: CUDAGraphMode
     capture_sizes: tuple[int, ...]
     graph_memory_budget: int | None
+    capture_mode: CaptureMode
+    capture_delay_milliseconds: int
     splitting_ops: tuple[str, ...]
     dtype: DType
     max_model_len: int
@@ -137,6 +141,8 @@ def resolve(
             () if mode is CUDAGraphMode.NONE else declared.requested_capture_sizes(spec)
         ),
         graph_memory_budget=compilation.graph_memory_bytes,
+        capture_mode=compilation.capture_mode,
+        capture_delay_milliseconds=compilation.capture_delay_milliseconds,
         splitting_ops=splitting,
         dtype=dtype,
         max_model_len=_max_model_len(engine.max_model_len, model_max_len),
@@ -157,10 +163,11 @@ def with_graphs(
     *,
     mode: CUDAGraphMode,
     capture_sizes: tuple[int, ...],
+    capture_mode: CaptureMode,
     changes: Sequence[ReasonedChange],
     strict: bool,
 ) -> EffectiveConfig:
-    """``effective`` with what the capture left: some graphs may not fit their memory.
+    """``effective`` with what the capture left: graphs may not fit their memory, or not between two steps.
 
     Raises:
         ConfigError: there are changes and ``strict`` is set.
@@ -171,6 +178,7 @@ def with_graphs(
         effective,
         mode=mode,
         capture_sizes=capture_sizes,
+        capture_mode=capture_mode,
         changes=(*effective.changes, *changes),
     )
 

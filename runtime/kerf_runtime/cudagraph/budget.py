@@ -1,8 +1,9 @@
 """Which graphs to give up when all together need more memory than they may.  Pure, no torch.
 
 A graph is worth its memory as often as it is replayed, so what goes first is the graph that costs the
-most bytes per expected hit.  The decision is made on measured bytes; whoever acts on it measures again,
-because graphs share a pool and the memory of one may only be gone when another is gone too.
+most bytes per expected hit.  The decision is made on the estimate, before anything is recorded: a driver
+keeps what a graph has had until the process ends.  Where the estimate was too low it is made again on the
+measured bytes.
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ from math import inf
 from typing import Any
 
 from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor
+from kerf_runtime.cudagraph.descriptor import GraphKey
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
-__all__ = ["BudgetDecision", "DroppedGraph", "GraphKey", "budget_changes", "fit_budget"]
-
-GraphKey = tuple[CUDAGraphMode, BatchDescriptor]
-"""What a graph is recorded for."""
+__all__ = ["BudgetDecision", "DroppedGraph", "budget_changes", "fit_budget"]
 
 
 @dataclass(frozen=True)
 class DroppedGraph:
-    """A graph that was recorded, measured and given up."""
+    """A graph that was given up, and the bytes that it would take or had taken."""
 
     key: GraphKey
     bytes: int
@@ -123,6 +121,5 @@ def _sizes(keys: Sequence[GraphKey]) -> str:
     """``FULL decode 1 2 4, PIECEWISE mixed 1 2``."""
     groups: dict[str, list[int]] = {}
     for mode, descriptor in sorted(keys):
-        kind = "decode" if descriptor.uniform_decode else "mixed"
-        groups.setdefault(f"{mode} {kind}", []).append(descriptor.num_tokens)
+        groups.setdefault(f"{mode} {descriptor.kind}", []).append(descriptor.num_tokens)
     return ", ".join(f"{name} {' '.join(map(str, sizes))}" for name, sizes in groups.items())

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import get_forward_context
 
-__all__ = ["CudaStaticGraph", "capture_pass", "driver_version", "weak_reference"]
+__all__ = ["CudaStaticGraph", "capture_pass", "driver_version", "release_memory", "weak_reference"]
 
 _FRAMEWORK = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -53,19 +53,28 @@ _in_pass = False
 
 
 def _shared_state() -> _Shared:
+    """A new pool where the last one ended with its graphs; the stream stays, as libraries keep workspaces for it."""
     global _shared
-    if _shared is None or not _shared.graphs:
+    if _shared is None:
         _shared = _Shared(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+    elif not _shared.graphs:
+        _shared = _Shared(torch.cuda.graph_pool_handle(), _shared.stream)
     return _shared
 
 
-@contextmanager
-def capture_pass() -> Iterator[None]:
-    """Tidy memory once, then keep garbage collection away until everything is captured."""
-    global _in_pass
+def release_memory() -> None:
+    """Give back to the device what PyTorch's allocator holds and nobody uses."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+@contextmanager
+def capture_pass(*, tidy: bool = True) -> Iterator[None]:
+    """Tidy memory once, then keep garbage collection away until everything is captured."""
+    global _in_pass
+    if tidy:
+        release_memory()
     was_enabled = gc.isenabled()
     gc.disable()
     _in_pass = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.reasons import DispatchReason
 
-__all__ = ["BatchDescriptor", "DispatchDecision"]
+__all__ = ["BatchDescriptor", "DispatchDecision", "GraphKey", "graph_name"]
 
 
 @dataclass(frozen=True, order=True)
@@ -22,9 +22,20 @@ class BatchDescriptor:
     num_tokens: int
     uniform_decode: bool = False
 
-    def non_uniform(self) -> BatchDescriptor:
-        """The same size as a batch of any kind."""
-        return BatchDescriptor(self.num_tokens, False)
+    @property
+    def kind(self) -> str:
+        """``decode`` or ``mixed``."""
+        return "decode" if self.uniform_decode else "mixed"
+
+
+GraphKey = tuple[CUDAGraphMode, BatchDescriptor]
+"""What a graph is recorded for."""
+
+
+def graph_name(key: GraphKey) -> str:
+    """For people: ``FULL decode 8``."""
+    mode, descriptor = key
+    return f"{mode} {descriptor.kind} {descriptor.num_tokens}"
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision, GraphKey
 from kerf_runtime.cudagraph.sizes import PaddedSizes
 from kerf_runtime.reasons import DispatchReason
 from kerf_runtime.stats import NO_SIZE
 
-__all__ = ["Dispatcher", "capture_plan"]
+__all__ = ["Batch", "Dispatcher", "capture_plan"]
+
+Batch = tuple[int, bool]
+"""Real tokens, and whether every sequence adds exactly one."""
+Answered = tuple[CUDAGraphMode, int, DispatchReason]
+"""Mode, captured size and reason of a decision."""
 
 
-def capture_plan(
-    mode: CUDAGraphMode, sizes: tuple[int, ...], max_num_seqs: int
-) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
+def capture_plan(mode: CUDAGraphMode, sizes: tuple[int, ...], max_num_seqs: int) -> list[GraphKey]:
     """What to capture for ``mode``, largest first, mixed batches before uniform decode ones.
 
     A uniform decode batch has at most ``max_num_seqs`` tokens, so decode graphs stop at the smallest
@@ -56,17 +59,21 @@ class Dispatcher:
         captured: every (mode, descriptor) that has been captured.
     """
 
-    def __init__(
-        self, mode: CUDAGraphMode, captured: Iterable[tuple[CUDAGraphMode, BatchDescriptor]]
-    ) -> None:
+    def __init__(self, mode: CUDAGraphMode, captured: Iterable[GraphKey]) -> None:
         self.mode = mode
-        self._keys = frozenset(captured)
-        self._answers: dict[tuple[int, bool], _Answer] = {}
+        self._answers: dict[Batch, _Answer] = {}
+        self._past: Counter[Answered] = Counter()
+        self._batches: Counter[Batch] = Counter()
+        self.use(captured)
+
+    def use(self, captured: Iterable[GraphKey]) -> None:
+        """Answer with these graphs from now on; what was counted stays counted."""
+        self._past, self._batches = self.counts, self.batches
+        self._answers = {}
+        keys = frozenset(captured)
         self._sizes = {
             (mode, uniform): PaddedSizes(
-                tuple(
-                    d.num_tokens for m, d in self._keys if m is mode and d.uniform_decode is uniform
-                )
+                tuple(d.num_tokens for m, d in keys if m is mode and d.uniform_decode is uniform)
             )
             for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE)
             for uniform in (True, False)
@@ -82,9 +89,16 @@ class Dispatcher:
         return answer.decision
 
     @property
-    def counts(self) -> Counter[tuple[CUDAGraphMode, int, DispatchReason]]:
+    def batches(self) -> Counter[Batch]:
+        """Batches by real tokens and whether they were uniform decode batches."""
+        batches = Counter(self._batches)
+        batches.update({batch: answer.count for batch, answer in self._answers.items()})
+        return batches
+
+    @property
+    def counts(self) -> Counter[Answered]:
         """Decisions by mode, captured size (``NO_SIZE`` in mode NONE) and reason."""
-        counts: Counter[tuple[CUDAGraphMode, int, DispatchReason]] = Counter()
+        counts = Counter(self._past)
         for answer in self._answers.values():
             decision = answer.decision
             without = decision.mode is CUDAGraphMode.NONE

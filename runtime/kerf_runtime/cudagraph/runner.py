@@ -1,37 +1,32 @@
-"""Captures every graph before serving, then runs each step in the mode the dispatcher chose."""
+"""Captures graphs before serving, or between steps, and runs each step in the mode the dispatcher chose."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
-from kerf_runtime.cudagraph.budget import DroppedGraph, GraphKey, budget_changes, fit_budget
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
+from kerf_runtime.cudagraph.budget import DroppedGraph, budget_changes, fit_budget
+from kerf_runtime.cudagraph.descriptor import DispatchDecision, GraphKey, graph_name
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
-from kerf_runtime.cudagraph.static_inputs import StaticInputs
-from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
-from kerf_runtime.cudagraph.writes import WriteWatch
+from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, trial_keys
+from kerf_runtime.cudagraph.progressive import UnitSeconds, first_graphs, next_graph
+from kerf_runtime.cudagraph.recorder import Capturable, DummyBatch, GraphRecorder, Recorded
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
-from kerf_runtime.platforms.interface import DeviceMemory, Platform
-from kerf_runtime.reasons import ReasonedChange
+from kerf_runtime.platforms.interface import Platform
+from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
 __all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
 
 logger = logging.getLogger(__name__)
-
-DummyBatch = Callable[[BatchDescriptor], tuple[Tensor, Tensor, ForwardContext]]
-"""Makes the realistic batch that is captured for a descriptor: input ids, positions, context."""
 
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
 """Gives the model's parameters and buffers as they are now."""
@@ -40,19 +35,8 @@ Progress = Callable[[str, float], None]
 """Called with what is being captured and the fraction done."""
 
 
-class Capturable(Protocol):
-    """What the runner captures: a forward, made of pieces where it was compiled piecewise."""
-
-    @property
-    def forward(self) -> Callable[[Tensor, Tensor], Tensor]: ...
-
-    def wrap_pieces(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace every compiled piece by ``wrap(piece)``."""
-        ...
-
-
 class GraphRunner:
-    """Owns the wrappers and the dispatcher of one model.
+    """Owns the graphs and the dispatcher of one model.
 
     Args:
         model: the prepared model.
@@ -79,42 +63,42 @@ class GraphRunner:
     ) -> None:
         self._platform = platform
         self._weights = weights
-        self._debug = debug
         self._weight_addresses: dict[str, int] = {}
         self._effective = effective
         self._num_warmups = num_warmups
-        self._gate = CaptureGate()
-        self._pieces: list[CUDAGraphWrapper] = []
         self._plan = capture_plan(effective.mode, effective.capture_sizes, max_num_seqs)
-        if effective.mode.has_mode(CUDAGraphMode.PIECEWISE):
-            model.wrap_pieces(self._wrap_piece)
-        self._full = CUDAGraphWrapper(
-            model.forward, CUDAGraphMode.FULL, platform.static_graph, self._gate
+        self._recorder = GraphRecorder(
+            model,
+            platform,
+            pieces=effective.mode.has_mode(CUDAGraphMode.PIECEWISE),
+            max_tokens=max_tokens if effective.cudagraph_copy_inputs else None,
+            debug=debug,
         )
-        self._forward: Callable[..., Tensor] = self._full
-        if effective.cudagraph_copy_inputs:
-            self._forward = StaticInputs(self._full, max_tokens)
         self._dispatcher = Dispatcher(effective.mode, ())
+        self._writes_watched = False
         self._capture_seconds = 0.0
-        self._measured: dict[GraphKey, int] = {}
-        """Bytes that the device lost to each descriptor, where the platform can tell."""
+        self._estimate: MemoryEstimate | None = None
+        self._left_by_trials = 0
+        self._bytes: dict[GraphKey, int] = {}
+        """Of every captured graph."""
+        self._shared_bytes = 0
+        """Of all graphs together, which no single one would give back."""
         self._dropped: list[DroppedGraph] = []
-
-    def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
-        wrapper = CUDAGraphWrapper(
-            piece,
-            CUDAGraphMode.PIECEWISE,
-            self._platform.static_graph,
-            self._gate,
-            check_addresses=self._debug,
-        )
-        self._pieces.append(wrapper)
-        return wrapper
+        self._capture_mode = effective.capture_mode
+        self._pending: list[GraphKey] = []
+        self._unit_seconds = UnitSeconds()
+        self._longest_delay = 0.0
+        self._changes: list[ReasonedChange] = []
 
     @property
     def plan(self) -> list[GraphKey]:
-        """What ``capture_all`` captures, in order; afterwards what it captured and kept."""
+        """What is captured, in order, whether it has been yet or not; nothing that had to be dropped."""
         return list(self._plan)
+
+    @property
+    def pending(self) -> int:
+        """Graphs that are captured between steps and have not been yet."""
+        return len(self._pending)
 
     @property
     def mode(self) -> CUDAGraphMode:
@@ -123,93 +107,200 @@ class GraphRunner:
         return CUDAGraphMode.NONE if lost else self._effective.mode
 
     @property
+    def capture_mode(self) -> CaptureMode:
+        """Eager if nothing could be left for later because it would take too long between two steps."""
+        return self._capture_mode
+
+    @property
     def capture_sizes(self) -> tuple[int, ...]:
         """The sizes that have a graph in any mode, ascending."""
         return tuple(sorted({descriptor.num_tokens for _, descriptor in self._plan}))
 
     @property
     def changes(self) -> tuple[ReasonedChange, ...]:
-        """What ``graphMemoryBudget`` changed; empty if everything fits."""
+        """What ``graphMemoryBudget`` and ``captureDelayMilliseconds`` changed; empty if nothing."""
         budget = self._effective.graph_memory_budget or 0
-        return budget_changes(self._effective.mode, self._plan, self._dropped, budget)
+        dropped = budget_changes(self._effective.mode, self._plan, self._dropped, budget)
+        return (*dropped, *self._changes)
+
+    @torch.inference_mode()
+    def estimate_memory(self, dummy_batch: DummyBatch, progress: Progress) -> int:
+        """Record a few graphs, forget them, and tell how many more bytes of the device all will take.
+
+        Graphs that cannot fit ``graphMemoryBudget`` are dropped from the plan at once.
+
+        Raises:
+            CaptureError: as ``capture_all``.
+        """
+        pooled = self._platform.memory() is not None
+        keys = trial_keys(self._plan, pooled=pooled)
+        if not keys:
+            return 0
+        self._refuse_writes(dummy_batch)
+        trials: list[Trial] = []
+        self._platform.release_memory()
+        before = self._platform.memory()
+        with self._recorder.many():
+            for index, key in enumerate(keys):
+                progress(f"trial of {graph_name(key)}", index / len(keys))
+                took = self._capture(key, dummy_batch, trial=True)
+                trials.append(Trial(key, took.bytes, took.pool))
+        self._recorder.forget(keys)
+        self._platform.release_memory()
+        after = self._platform.memory()
+        if before is not None and after is not None:
+            self._left_by_trials = max(0, before.free - after.free)
+        estimate = estimate_memory(self._plan, trials, pooled=pooled)
+        self._drop_above_budget(estimate)
+        self._estimate = estimate.without([graph.key for graph in self._dropped])
+        return max(0, self._estimate.total() - self._left_by_trials)
 
     @torch.inference_mode()
     def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
         """Warm up and capture every descriptor of the plan, largest first.
 
-        While the measured memory is above ``graphMemoryBudget``, graphs are dropped and the others are
-        captured anew: what a graph of a shared pool holds is free only when no other graph holds it.
+        With ``captureMode: progressive`` only what must be there at once; ``capture_next`` does the rest.
 
         Raises:
             CaptureError: the forward writes to its weights, waits for a value, or memory ran out.
         """
         started = time.perf_counter()
-        if self._plan:
-            self._watch_writes(dummy_batch(self._plan[-1][1]))
+        self._refuse_writes(dummy_batch)
         self._weight_addresses = {name: t.data_ptr() for name, t in self._weights()}
-        self._capture_plan(dummy_batch, progress, self._num_warmups)
-        while self._drop_above_budget():
-            self._capture_plan(dummy_batch, progress, num_warmups=0)
+        first = self._plan
+        if self._effective.capture_mode is CaptureMode.PROGRESSIVE:
+            first = first_graphs(self._plan)
+        self._capture_many(first, dummy_batch, progress)
+        self._pending = [key for key in self._plan if key not in self._bytes]
+        self._capture_many(self._too_slow_between_steps(), dummy_batch, progress)
+        self._share_out()
+        self._finish_if_complete()
         self._capture_seconds = time.perf_counter() - started
-        self._dispatcher = Dispatcher(self.mode, self._plan)
+        self._dispatcher = Dispatcher(self.mode, self._bytes)
 
-    def _drop_above_budget(self) -> bool:
-        """Whether graphs had to go; then no graph is left, and the plan has those that may stay."""
+    @torch.inference_mode()
+    def capture_next(self, dummy_batch: DummyBatch) -> None:
+        """Do one unit of a progressive capture between two steps: warm up or record one pending graph.
+
+        Raises:
+            CaptureError: as ``capture_all``.
+        """
+        key = next_graph(self._pending, self._bytes.keys(), self._dispatcher.batches)
+        mode, descriptor = key
+        started = time.perf_counter()
+        inputs = dummy_batch(descriptor)
+        if self._num_warmups and self._recorder.needs_warmup(descriptor):
+            self._platform.synchronize(self._recorder.warm_up(descriptor, inputs, times=1))
+        else:
+            with self._platform.capture_pass(tidy=False):
+                self._bytes[key] = self._recorder.record(key, inputs).bytes
+            self._pending.remove(key)
+            self._finish_if_complete()
+            self._dispatcher.use(self._bytes)
+        seconds = time.perf_counter() - started
+        self._unit_seconds.add(mode, seconds)
+        self._capture_seconds += seconds
+        self._longest_delay = max(self._longest_delay, seconds)
+        if seconds > self._delay_limit:
+            logger.warning(
+                "capturing the %s graph took %.3f s between two steps, captureDelayMilliseconds allows %.3f s",
+                graph_name(key),
+                seconds,
+                self._delay_limit,
+            )
+
+    @property
+    def _delay_limit(self) -> float:
+        """Most seconds of one unit between two steps."""
+        return self._effective.capture_delay_milliseconds / 1e3
+
+    def _capture_many(
+        self, keys: Sequence[GraphKey], dummy_batch: DummyBatch, progress: Progress
+    ) -> None:
+        if not keys:
+            return
+        with self._recorder.many():
+            for index, key in enumerate(keys):
+                progress(graph_name(key), index / len(keys))
+                self._bytes[key] = self._capture(key, dummy_batch).bytes
+
+    def _capture(self, key: GraphKey, dummy_batch: DummyBatch, *, trial: bool = False) -> Recorded:
+        """Warm up and record."""
+        mode, descriptor = key
+        started = time.perf_counter()
+        inputs = dummy_batch(descriptor)
+        if self._num_warmups and self._recorder.needs_warmup(descriptor):
+            self._recorder.warm_up(descriptor, inputs, self._num_warmups)
+        recorded = self._recorder.record(key, inputs, trial=trial)
+        self._unit_seconds.add(mode, time.perf_counter() - started)
+        return recorded
+
+    def _too_slow_between_steps(self) -> list[GraphKey]:
+        """The pending graphs whose capture would delay a step by more than it may; none is pending after."""
+        slow = []
+        for mode in sorted({mode for mode, _ in self._pending}):
+            seconds = self._unit_seconds.expected(mode)
+            if seconds <= self._delay_limit:
+                continue
+            slow += [key for key in self._pending if key[0] is mode]
+            why = (
+                f"capturing a {mode} graph takes {seconds * 1e3:.0f} ms, "
+                f"captureDelayMilliseconds is {self._effective.capture_delay_milliseconds}"
+            )
+            self._changes.append(
+                ReasonedChange(
+                    "captureMode",
+                    CaptureMode.PROGRESSIVE.value,
+                    CaptureMode.EAGER.value,
+                    ConfigReason.CAPTURE_DELAY_LIMIT,
+                    why,
+                )
+            )
+        self._pending = [key for key in self._pending if key not in slow]
+        if slow and not self._pending:
+            self._capture_mode = CaptureMode.EAGER
+        return slow
+
+    def _share_out(self) -> None:
+        """Split what the device lost to trials and captures between the graphs, as the estimate tells."""
+        if self._estimate is None or self._platform.memory() is None:
+            return
+        missing = [key for key in self._plan if key not in self._bytes]
+        total = self._left_by_trials + sum(self._bytes.values())
+        shared_out = self._estimate.without(missing).scaled_to(total)
+        self._shared_bytes, self._bytes = shared_out.shared, dict(shared_out.graphs)
+
+    def _finish_if_complete(self) -> None:
+        """Once everything is captured, the measured memory must fit too."""
+        if not self._pending:
+            self._drop_above_budget(MemoryEstimate(self._shared_bytes, self._bytes))
+
+    def _drop_above_budget(self, memory: MemoryEstimate) -> None:
+        """Take graphs out of the plan, and destroy them, until ``memory`` fits ``graphMemoryBudget``."""
         budget = self._effective.graph_memory_budget
         if budget is None:
-            return False
-        measured = {key: self._describe(*key)["bytes"] for key in self._plan}
-        decision = fit_budget(measured, budget)
+            return
+        decision = fit_budget(memory.graphs, max(0, budget - memory.shared))
         for graph in decision.dropped:
-            mode, descriptor = graph.key
             logger.warning(
-                "dropped the %s graph of %d %s tokens, %d bytes (%s: all graphs hold %d bytes, "
+                "dropped the %s graph, %d bytes (%s: all graphs hold %d bytes, "
                 "graphMemoryBudget is %d)",
-                mode,
-                descriptor.num_tokens,
-                "decode" if descriptor.uniform_decode else "mixed",
+                graph_name(graph.key),
                 graph.bytes,
                 graph.reason,
-                sum(measured.values()),
+                memory.total(),
                 budget,
             )
-        if not decision.dropped:
-            return False
+            self._plan.remove(graph.key)
+            self._bytes.pop(graph.key, None)
+        self._recorder.forget(graph.key for graph in decision.dropped)
         self._dropped += decision.dropped
-        self._plan = list(decision.kept)
-        for wrapper in (self._full, *self._pieces):
-            wrapper.captured.clear()
-        self._measured.clear()
-        return True
 
-    def _capture_plan(self, dummy_batch: DummyBatch, progress: Progress, num_warmups: int) -> None:
-        warmed: set[tuple[str, int]] = set()
-        with _frozen_garbage_collector(), self._platform.capture_pass():
-            for index, (mode, descriptor) in enumerate(self._plan):
-                kind = "decode" if descriptor.uniform_decode else "mixed"
-                progress(f"{mode} {kind} {descriptor.num_tokens}", index / len(self._plan))
-                input_ids, positions, context = dummy_batch(descriptor)
-                warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
-                for _ in range(num_warmups if _is_new(descriptor, warmed) else 0):
-                    with set_forward_context(warm):
-                        self._forward(input_ids, positions)
-                before = self._platform.memory()
-                self._gate.open = True
-                try:
-                    with set_forward_context(replace(context, mode=mode, descriptor=descriptor)):
-                        self._platform.synchronize(self._forward(input_ids, positions))
-                finally:
-                    self._gate.open = False
-                self._measure(mode, descriptor, before)
-
-    def _watch_writes(self, batch: tuple[Tensor, Tensor, ForwardContext]) -> None:
-        """Run one forward that is refused if it writes to a parameter or a buffer."""
-        weights = list(self._weights())
-        if not weights:
-            return
-        input_ids, positions, context = batch
-        with set_forward_context(context), WriteWatch(weights):
-            self._platform.synchronize(self._forward(input_ids, positions))
+    def _refuse_writes(self, dummy_batch: DummyBatch) -> None:
+        """Once, before anything is recorded: a forward that writes to its weights is an error."""
+        if self._plan and not self._writes_watched:
+            self._recorder.watch_writes(self._weights(), dummy_batch(self._plan[-1][1]))
+            self._writes_watched = True
 
     def check_weights(self) -> None:
         """Make sure that no weight has moved since the capture; call it after weights were loaded again.
@@ -226,18 +317,6 @@ class GraphRunner:
                 f"weights moved since the graphs were captured: {', '.join(moved[:3])}{more}",
                 hint="Copy new values into the tensors that exist, or capture again",
             )
-
-    def _measure(
-        self, mode: CUDAGraphMode, descriptor: BatchDescriptor, before: DeviceMemory | None
-    ) -> None:
-        """Note what capturing ``descriptor`` took from the device: its buffers and the driver's nodes."""
-        after = self._platform.memory()
-        if before is None or after is None:
-            return
-        held = sum(entry.graph.memory_bytes for entry in self._entries(mode, descriptor))
-        # What ran between the pieces may have allocated too; that memory is not the graphs'.
-        elsewhere = after.reserved - before.reserved - held
-        self._measured[mode, descriptor] = max(0, before.free - after.free - elsewhere)
 
     def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
         """How to run the next batch; counts the decision."""
@@ -264,7 +343,7 @@ class GraphRunner:
         """
         context = replace(context, mode=decision.mode, descriptor=decision.descriptor)
         with set_forward_context(context):
-            output: Tensor = self._forward(input_ids, positions)
+            output: Tensor = self._recorder.forward(input_ids, positions)
         return output
 
     def dispatch_totals(self) -> dict[str, int]:
@@ -277,61 +356,37 @@ class GraphRunner:
 
     def report(self) -> dict[str, Any]:
         """The ``graphs`` part of ``/debug/graphs``."""
-        descriptors = [self._describe(mode, descriptor) for mode, descriptor in self._plan]
-        descriptors = [d for d in descriptors if d["nodes"]]
+        descriptors = [
+            self._recorder.describe(key, self._bytes[key])
+            for key in self._plan
+            if key in self._bytes
+        ]
+        memory = self._shared_bytes + sum(self._bytes.values())
         return {
             "backend": self._effective.platform.graph_backend,
             "captured": len(descriptors),
-            "memory_bytes": sum(d["bytes"] for d in descriptors),
+            "memory_bytes": memory,
+            "shared_bytes": self._shared_bytes,
+            **self._estimate_report(memory),
             "memory_budget_bytes": self._effective.graph_memory_budget,
             "dropped": [graph.to_json() for graph in self._dropped],
+            "pending": [graph_name(key) for key in self._pending],
+            "longest_delay_seconds": self._longest_delay,
             "capture_seconds": self._capture_seconds,
             "descriptors": descriptors,
         }
 
-    def _describe(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> dict[str, Any]:
-        entries = self._entries(mode, descriptor)
-        counted = sum(e.graph.memory_bytes for e in entries)
-        return {
-            "mode": mode.value,
-            "num_tokens": descriptor.num_tokens,
-            "uniform_decode": descriptor.uniform_decode,
-            "nodes": sum(e.graph.nodes for e in entries),
-            "bytes": self._measured.get((mode, descriptor), counted),
-            "seconds": sum(e.seconds for e in entries),
-            "hits": max((e.hits for e in entries), default=0),
-        }
-
-    def _entries(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> list[CapturedGraph]:
-        """The graphs of one descriptor: one in mode FULL, one per piece in mode PIECEWISE."""
-        wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
-        return [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
-
-
-def _is_new(descriptor: BatchDescriptor, warmed: set[tuple[str, int]]) -> bool:
-    """Whether no batch of that size, or none of that kind, has been warmed up; notes that both are now.
-
-    What a first run initialises (kernels, workspaces) depends on the size for everything but attention, and
-    for attention on the kind: a decode batch has nothing new where a mixed one of its size has run.
-    """
-    facts = {("size", descriptor.num_tokens), ("decode", int(descriptor.uniform_decode))}
-    new = not facts <= warmed
-    warmed |= facts
-    return new
+    def _estimate_report(self, memory: int) -> dict[str, Any]:
+        """What the captured graphs were estimated to take, and how far that was off."""
+        if self._estimate is None:
+            return {"estimated_bytes": None, "estimate_error": None}
+        missing = [key for key in self._estimate.graphs if key not in self._bytes]
+        estimated = self._estimate.without(missing).total()
+        error = (estimated - memory) / memory if memory else 0.0
+        return {"estimated_bytes": estimated, "estimate_error": error}
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer with its name."""
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-@contextmanager
-def _frozen_garbage_collector() -> Iterator[None]:
-    """Keep the collector from walking everything that exists while many objects are made."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

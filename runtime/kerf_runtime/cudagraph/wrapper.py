@@ -26,9 +26,10 @@ __all__ = ["CUDAGraphWrapper", "CaptureGate", "CapturedGraph"]
 
 @dataclass
 class CaptureGate:
-    """Whether capturing is allowed now; one per process, closed after start-up."""
+    """Whether capturing is allowed now, and whether what is captured is only a trial."""
 
     open: bool = False
+    trial: bool = False
 
 
 @dataclass
@@ -95,7 +96,10 @@ class CUDAGraphWrapper:
         seconds = time.perf_counter() - started
         # Not the output itself: whether a graph keeps it alive is the graph's own decision.
         self.captured[descriptor] = CapturedGraph(graph, _addresses(inputs), seconds)
-        compilation_counter.graphs_captured += 1
+        if self._gate.trial:
+            compilation_counter.trial_captures += 1
+        else:
+            compilation_counter.graphs_captured += 1
         return output
 
     def _compare_addresses(

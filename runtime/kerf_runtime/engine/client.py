@@ -25,6 +25,7 @@ from kerf_runtime.engine.messages import (
     Outputs,
     Phase,
     Refused,
+    Report,
     ServerMessage,
     Shutdown,
     Started,
@@ -235,6 +236,9 @@ class EngineClient:
             case Started():
                 self._started = message
                 self._changed.set()
+            case Report():
+                assert self._started is not None  # the engine reports once it has started
+                self._started = msgspec.structs.replace(self._started, report=message.report)
             case Failed():
                 self._fail(message)
 

@@ -129,6 +129,24 @@ class EngineCore:
                 self._stats.requests_finished[output.finish_reason] += 1
         return outputs
 
+    @property
+    def captures_pending(self) -> bool:
+        """Whether a progressive capture has graphs left to record."""
+        return self.engine.graphs.pending > 0
+
+    def capture_next(self) -> None:
+        """Do one unit of a progressive capture, between two steps.
+
+        Raises:
+            CaptureError: the forward cannot be recorded, or memory ran out.
+        """
+        from kerf_runtime.engine.startup import after_capture
+
+        engine = self.engine
+        engine.graphs.capture_next(engine.runner.make_dummy_batch)
+        if not self.captures_pending:
+            self._engine = after_capture(engine)
+
     def stats(self) -> dict[str, Any]:
         """Cumulative numbers; see ``kerf_runtime.stats.EngineStats.to_values``."""
         engine, stats = self.engine, self._stats
@@ -144,7 +162,7 @@ class EngineCore:
 
     def report(self) -> dict[str, Any]:
         """What ``/debug/graphs`` shows, as of now: verdict, configuration, graphs, phases, counters."""
-        from kerf_runtime.engine.startup import describe
+        from kerf_runtime.engine.report import describe
 
         dispatch = self.engine.graphs
         return {

@@ -12,8 +12,12 @@ from torch import Tensor
 from kerf_runtime.config.engine import EngineConfig
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.models.config import ModelConfig
+from kerf_runtime.platforms.interface import DeviceMemory
 
-__all__ = ["allocate_kv_cache", "bytes_per_block", "plan_blocks"]
+__all__ = ["allocate_kv_cache", "bytes_per_block", "kv_cache_bytes", "plan_blocks"]
+
+_CPU_BYTES = 2**30
+"""What ``auto`` is on a CPU: its memory is shared with everything else, and cannot be had by asking."""
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, itemsize: int) -> int:
@@ -21,14 +25,61 @@ def bytes_per_block(config: ModelConfig, block_size: int, itemsize: int) -> int:
     return 2 * config.num_layers * block_size * config.kv_size * itemsize
 
 
+def kv_cache_bytes(
+    engine: EngineConfig, memory: DeviceMemory | None, *, activations: int, graphs: int
+) -> int:
+    """Memory for the KV cache: what was asked for, or what is left of the device.
+
+    What compiling and warming up had in use for a moment does not count: ``memory`` is taken afterwards.
+
+    Args:
+        engine: what was asked for.
+        memory: of the device once the weights are there; None where it has none of its own.
+        activations: bytes that the largest step needs.
+        graphs: bytes that recorded graphs will take.
+
+    Raises:
+        ConfigError: it does not fit the device beside what else is needed.
+    """
+    requested = engine.kv_cache_bytes
+    if memory is None:
+        return _CPU_BYTES if requested is None else requested
+    used = f"{_mib(memory.total - memory.free)} in use, {_mib(activations)} for activations, {_mib(graphs)} for graphs"
+    if requested is None:
+        left = int(memory.total * engine.gpu_memory_utilization) - (memory.total - memory.free)
+        left -= activations + graphs
+        if left <= 0:
+            raise ConfigError(
+                f"gpuMemoryUtilization {engine.gpu_memory_utilization} of {_mib(memory.total)} leaves nothing "
+                f"for the KV cache: {used}",
+                where="engine.gpuMemoryUtilization",
+                hint="Raise it, lower engine.maxNumBatchedTokens, or record fewer graphs with "
+                "compilation.captureSizes or graphMemoryBudget",
+            )
+        return left
+    left = memory.free - activations - graphs
+    if requested > left:
+        raise ConfigError(
+            f"{engine.kv_cache_memory} do not fit the device of {_mib(memory.total)}: {used}",
+            where="engine.kvCacheMemory",
+            hint=f"Set kvCacheMemory to auto, or to at most {_mib(max(0, left))}",
+        )
+    return requested
+
+
+def _mib(size: int) -> str:
+    return f"{size // 2**20}Mi"
+
+
 def plan_blocks(
-    config: ModelConfig, engine: EngineConfig, *, max_model_len: int, itemsize: int
+    config: ModelConfig, memory: int, engine: EngineConfig, *, max_model_len: int, itemsize: int
 ) -> int:
     """Number of cache blocks: what fits the memory, and never more than could be used.
 
     Args:
         config: of the model.
-        engine: block size, memory, number of sequences.
+        memory: for all blocks, in bytes.
+        engine: block size, number of sequences.
         max_model_len: in tokens.
         itemsize: bytes of one cached number.
 
@@ -37,12 +88,13 @@ def plan_blocks(
     """
     per_block = bytes_per_block(config, engine.block_size, itemsize)
     per_sequence = -(-max_model_len // engine.block_size)
-    affordable = engine.kv_cache_bytes // per_block
+    affordable = memory // per_block
     if affordable < per_sequence:
         needed = -(-per_sequence * per_block // 2**20)
         fitting = affordable * engine.block_size
+        asked = engine.kv_cache_memory if engine.kv_cache_bytes is not None else _mib(memory)
         raise ConfigError(
-            f"{engine.kv_cache_memory} holds {fitting} tokens, but one sequence of maxModelLen "
+            f"{asked} holds {fitting} tokens, but one sequence of maxModelLen "
             f"{max_model_len} needs {needed}Mi",
             where="engine.kvCacheMemory",
             hint=f"Set kvCacheMemory to at least {needed}Mi"

@@ -75,11 +75,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Run a prompt.  ``request_id`` is unique among running requests."""
+    """Run a prompt.  ``request_id`` is unique among running requests; a lower ``priority`` is sooner."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    priority: int = 0
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +110,12 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     report: dict[str, Any]
 
 
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """A newer ``Started.report``: a progressive capture has got further."""
+
+    report: dict[str, Any]
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Natural logarithms of probabilities: of the chosen token, and (token, value) likeliest first."""
 
@@ -116,16 +123,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-class TokenOutput(msgspec.Struct, frozen=True):
+class TokenOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New tokens of one request.  ``finish_reason``: None, ``stop``, ``length``, ``abort``, ``error``.
 
-    ``logprobs`` has an entry per token if they were asked for, else it is None.
+    ``logprobs`` has an entry per token if they were asked for, else it is None.  ``cached_tokens`` is told
+    with a request's first token: how many of its prompt were in the KV cache.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -159,4 +168,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ServerMessage = AddRequest | AbortRequest | Shutdown
-EngineMessage = Phase | Started | Outputs | Refused | Stats | Failed
+EngineMessage = Phase | Started | Report | Outputs | Refused | Stats | Failed

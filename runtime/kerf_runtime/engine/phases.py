@@ -15,8 +15,9 @@ PHASES = (
     "cache_load",
     "trace",
     "compile",
-    "kv_alloc",
     "warmup",
+    "estimate",
+    "kv_alloc",
     "capture",
     "ready",
 )

@@ -35,6 +35,7 @@ from kerf_runtime.engine.messages import (
     Outputs,
     Phase,
     Refused,
+    Report,
     ServerMessage,
     Shutdown,
     Stats,
@@ -150,6 +151,13 @@ class Core(Protocol):
 
     def step(self) -> list[TokenOutput]: ...
 
+    @property
+    def captures_pending(self) -> bool: ...
+
+    def capture_next(self) -> None: ...
+
+    def report(self) -> dict[str, Any]: ...
+
     def stats(self) -> dict[str, Any]: ...
 
 
@@ -170,17 +178,21 @@ class EngineLoop:
         self._send = send
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
         self._stats_sent = 0.0
+        self._report_sent = 0.0
         self._stats_stale = True
 
     def run(self) -> None:
         """Until ``Shutdown`` arrives."""
         self._send_stats()
-        while self._read(wait=not self._core.has_work):
+        while self._read(wait=not self._core.has_work and not self._core.captures_pending):
             if self._core.has_work:
                 outputs = self._core.step()
                 self._stats_stale = True
                 if outputs:
                     self._send(Outputs(outputs))
+            if self._core.captures_pending:
+                self._core.capture_next()
+                self._send_report()
             self._send_stats()
 
     def _read(self, *, wait: bool) -> bool:
@@ -204,6 +216,15 @@ class EngineLoop:
             self._core.add(request)
         except RequestError as error:
             self._send(Refused(request.request_id, error.what, error.where, error.hint))
+
+    def _send_report(self) -> None:
+        """What a progressive capture has reached, now and then and at its end."""
+        now = time.monotonic()
+        if self._core.captures_pending and now - self._report_sent < _STATS_SECONDS:
+            return
+        self._send(Report(self._core.report()))
+        self._report_sent = now
+        self._stats_stale = True
 
     def _send_stats(self) -> None:
         """Numbers go out now and then while working, and once more when the work is done."""

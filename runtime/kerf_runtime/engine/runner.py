@@ -90,7 +90,7 @@ class ModelRunner:
         model: for its logits.
         limits: of the scheduler.
         capture_sizes: padded batch sizes that may occur, in tokens.
-        kv_caches: of every attention layer.
+        kv_caches: of every attention layer; they may be replaced before the first graph is captured.
         device: where the model is.
     """
 
@@ -105,7 +105,7 @@ class ModelRunner:
     ) -> None:
         self._model = cast(ComputesLogits, model)
         self._limits = limits
-        self._kv_caches = kv_caches
+        self.kv_caches = kv_caches
         self._device = device
         largest = max(capture_sizes, default=0)
         tokens = max(limits.max_num_batched_tokens, largest)
@@ -165,7 +165,7 @@ class ModelRunner:
     ) -> tuple[Tensor, Tensor, ForwardContext]:
         """A realistic batch for recording: decode rows with the longest context, or long prompts.
 
-        It writes to block 0 of the KV cache, so it must not be used once requests run.
+        Every sequence reads block 0 of the KV cache, and none writes: requests may be running.
         """
         size, longest = descriptor.num_tokens, self._limits.max_model_len
         if self._device.type == "cpu":
@@ -180,6 +180,7 @@ class ModelRunner:
             count = 1 if descriptor.uniform_decode else min(size - at, longest)
             self._write_place(row, at, longest - count if descriptor.uniform_decode else 0, count)
             at, row = at + count, row + 1
+        self._slots.host[:size] = -1
         most = 1 if descriptor.uniform_decode else min(size, longest)
         return self._views(size, descriptor.uniform_decode, at, row, most)
 
@@ -214,7 +215,7 @@ class ModelRunner:
             uniform_decode=uniform,
             max_query_len=longest,
         )
-        context = ForwardContext(attention=metadata, kv_caches=self._kv_caches)
+        context = ForwardContext(attention=metadata, kv_caches=self.kv_caches)
         return self._input_ids.view(padded), self._positions.view(padded), context
 
     def _view_blocks(self, rows: int) -> Tensor:
@@ -260,8 +261,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up_sampling(self, hidden: Tensor) -> None:
-        """Compute and sample logits of the first row once, every way there is."""
-        logits = self._model.compute_logits(hidden[:1])
+        """Compute and sample logits once, every way there is.
+
+        Args:
+            hidden: [R, E], one row per sequence.
+        """
+        logits = self._model.compute_logits(hidden)
         for params in (
             SamplingParams(max_tokens=1),
             SamplingParams(max_tokens=1, temperature=1.0),
@@ -275,4 +280,5 @@ class ModelRunner:
             ),
         ):
             row = SampleRow(params, 0, 0, TokenHistory([0]), frozenset((0,)))
-            logprobs_of(logits, [row], sample(logits, [row]))
+            rows = [row] * len(logits)
+            logprobs_of(logits, rows, sample(logits, rows))

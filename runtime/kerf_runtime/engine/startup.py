@@ -1,15 +1,16 @@
 """Everything that happens once: from a document and a path to an engine that can step.
 
-weights -> cache verdict -> load or compile -> KV cache -> warm-up -> capture.  Split from ``core`` so
+weights -> cache verdict -> load or compile -> warm-up -> estimate -> KV cache -> capture.  Split from ``core`` so
 that importing torch is itself a timed phase.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from kerf_runtime.cache import CacheSession
 from kerf_runtime.compilation.prepare import PreparedModel, prepare_model
@@ -19,6 +20,7 @@ from kerf_runtime.config import (
     CompilationLevel,
     CUDAGraphMode,
     EffectiveConfig,
+    EngineConfig,
     ModelDeploymentSpec,
     cache_key,
     declared_factors,
@@ -30,8 +32,9 @@ from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.dump import write_dump
-from kerf_runtime.engine.kv_cache import allocate_kv_cache, plan_blocks
+from kerf_runtime.engine.kv_cache import allocate_kv_cache, kv_cache_bytes, plan_blocks
 from kerf_runtime.engine.phases import PhaseClock, Progress
+from kerf_runtime.engine.report import log_changes, log_graphs, resolution
 from kerf_runtime.engine.runner import ModelRunner
 from kerf_runtime.engine.scheduler import Scheduler, SchedulerLimits
 from kerf_runtime.errors import CacheError
@@ -39,9 +42,16 @@ from kerf_runtime.models import LoadedModel, load_model, model_config_digest, re
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.loader import torch_dtype
 from kerf_runtime.platforms import Platform, current_platform
-from kerf_runtime.reasons import CacheReason, DispatchReason, ReasonedChange
+from kerf_runtime.platforms.interface import DeviceMemory
+from kerf_runtime.reasons import CacheReason, DispatchReason
 
-__all__ = ["CompiledModel", "StartedEngine", "compile_only", "describe", "start_engine"]
+__all__ = [
+    "CompiledModel",
+    "StartedEngine",
+    "after_capture",
+    "compile_only",
+    "start_engine",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +106,24 @@ def start_engine(
     """
     platform = current_platform()
     config, effective = _resolve(args, spec, platform)
-    dtype = torch_dtype(effective.dtype)
-    # Refused before the weights are read: none of it needs them.
-    num_blocks = plan_blocks(
-        config, spec.engine, max_model_len=effective.max_model_len, itemsize=dtype.itemsize
-    )
+    memory = platform.memory()
+    if memory is None:
+        # Refused before the weights are read: nothing of it needs them.
+        _plan_blocks(config, spec.engine, effective, memory)
     cache, loaded = _load(args, spec, effective, platform, clock)
     prepared = _prepare(args, spec, effective, loaded, cache, platform, clock, progress)
     if args.debug_dump_path is not None:
-        write_dump(args.debug_dump_path, prepared, _resolution(effective, cache))
+        write_dump(args.debug_dump_path, prepared, resolution(effective, cache))
+
+    def allocate(num_blocks: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return allocate_kv_cache(
+            loaded.attention_layers,
+            config,
+            num_blocks=num_blocks,
+            block_size=spec.engine.block_size,
+            dtype=torch_dtype(effective.dtype),
+            device=platform.device,
+        )
 
     limits = SchedulerLimits(
         max_num_seqs=spec.engine.max_num_seqs,
@@ -112,24 +131,16 @@ def start_engine(
         max_model_len=effective.max_model_len,
         vocab_size=config.vocab_size,
         block_size=spec.engine.block_size,
-        num_blocks=num_blocks,
+        num_blocks=1,
     )
-    with clock.phase("kv_alloc", f"{num_blocks} blocks"):
-        kv_caches = allocate_kv_cache(
-            loaded.attention_layers,
-            config,
-            num_blocks=num_blocks,
-            block_size=spec.engine.block_size,
-            dtype=dtype,
-            device=platform.device,
-        )
-        runner = ModelRunner(
-            loaded.model,
-            limits,
-            capture_sizes=effective.capture_sizes,
-            kv_caches=kv_caches,
-            device=platform.device,
-        )
+    runner = ModelRunner(
+        loaded.model,
+        limits,
+        capture_sizes=effective.capture_sizes,
+        # Batches made up for warm-up and recording read block 0 only.
+        kv_caches=allocate(1),
+        device=platform.device,
+    )
     graphs = GraphRunner(
         prepared,
         effective,
@@ -140,21 +151,56 @@ def start_engine(
         debug=args.debug_dump_path is not None,
     )
     with clock.phase("warmup"):
-        _warm_up(runner, graphs, limits)
+        activations = _warm_up(runner, graphs, limits, platform)
+    graph_bytes = 0
+    if effective.mode is not CUDAGraphMode.NONE:
+        with clock.phase("estimate", f"memory of {len(graphs.plan)} graphs"):
+            graph_bytes = graphs.estimate_memory(runner.make_dummy_batch, clock.report("estimate"))
+    with clock.phase("kv_alloc"):
+        num_blocks = _plan_blocks(
+            config,
+            spec.engine,
+            effective,
+            platform.memory(),
+            activations=activations,
+            graphs=graph_bytes,
+        )
+        clock.report("kv_alloc")(f"{num_blocks} blocks", None)
+        runner.kv_caches = allocate(num_blocks)
+        limits = replace(limits, num_blocks=num_blocks)
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
             graphs.capture_all(runner.make_dummy_batch, clock.report("capture"))
-        _log_graphs(graphs.report())
-    if graphs.changes:
-        effective = with_graphs(
-            effective,
-            mode=graphs.mode,
-            capture_sizes=graphs.capture_sizes,
-            changes=graphs.changes,
-            strict=spec.compilation.strict,
-        )
-        _log(graphs.changes)
-    return StartedEngine(config, effective, prepared, cache, Scheduler(limits), runner, graphs)
+    started = StartedEngine(config, effective, prepared, cache, Scheduler(limits), runner, graphs)
+    return after_capture(started, strict=spec.compilation.strict)
+
+
+def after_capture(started: StartedEngine, *, strict: bool = False) -> StartedEngine:
+    """Log what was captured, and put what capturing changed into the effective configuration.
+
+    Args:
+        started: all its graphs, or the first of a progressive capture, are captured.
+        strict: refuse changes; a running engine goes on with them.
+
+    Raises:
+        ConfigError: there are changes and ``strict`` is set.
+    """
+    graphs, effective = started.graphs, started.effective
+    if effective.mode is not CUDAGraphMode.NONE:
+        log_graphs(graphs.report())
+    new = [change for change in graphs.changes if change not in effective.changes]
+    if not new:
+        return started
+    log_changes(new)
+    effective = with_graphs(
+        effective,
+        mode=graphs.mode,
+        capture_sizes=graphs.capture_sizes,
+        capture_mode=graphs.capture_mode,
+        changes=new,
+        strict=strict,
+    )
+    return replace(started, effective=effective)
 
 
 def _resolve(
@@ -168,49 +214,8 @@ def _resolve(
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
     )
-    _log((*effective.changes, *effective.warnings))
+    log_changes((*effective.changes, *effective.warnings))
     return config, effective
-
-
-def _log(changes: Iterable[ReasonedChange]) -> None:
-    for change in changes:
-        logger.info(
-            "%s: %s -> %s (%s: %s)",
-            change.field,
-            change.requested,
-            change.effective,
-            change.reason,
-            change.message,
-        )
-
-
-def _log_graphs(report: Mapping[str, Any]) -> None:
-    """The sums of each mode; at level DEBUG every graph."""
-    found: list[dict[str, Any]] = report["descriptors"]
-    for mode in sorted({graph["mode"] for graph in found}):
-        graphs = [graph for graph in found if graph["mode"] == mode]
-        nodes, size, seconds = (
-            sum(g[key] for g in graphs) for key in ("nodes", "bytes", "seconds")
-        )
-        logger.info(
-            "captured %d %s graphs (%s): %d nodes, %d bytes, %.3f s",
-            len(graphs),
-            mode,
-            report["backend"],
-            nodes,
-            size,
-            seconds,
-        )
-    for graph in found:
-        logger.debug(
-            "graph %s %s of %d tokens: %d nodes, %d bytes, %.6f s",
-            graph["mode"],
-            "decode" if graph["uniform_decode"] else "mixed",
-            graph["num_tokens"],
-            graph["nodes"],
-            graph["bytes"],
-            graph["seconds"],
-        )
 
 
 def _load(
@@ -297,36 +302,44 @@ def _prepare(
     return prepared
 
 
-def _warm_up(runner: ModelRunner, graphs: GraphRunner, limits: SchedulerLimits) -> None:
-    """Run a decode and a mixed batch without graphs, so that lazy initialisation is over."""
-    for size, uniform in ((min(_WARMUP_TOKENS, limits.max_num_batched_tokens), False), (1, True)):
+def _warm_up(
+    runner: ModelRunner, graphs: GraphRunner, limits: SchedulerLimits, platform: Platform
+) -> int:
+    """Run a mixed and a decode batch without graphs, so that lazy initialisation is over.
+
+    Where the device tells its memory the mixed batch is the largest there is.
+
+    Returns:
+        Bytes of the device that the largest step needs beside weights and KV cache; 0 if it cannot tell.
+    """
+    platform.release_memory()
+    before = platform.memory()
+    tokens, rows = limits.max_num_batched_tokens, limits.max_num_seqs
+    if before is None:
+        tokens, rows = min(_WARMUP_TOKENS, tokens), 1
+    for size, uniform in ((tokens, False), (1, True)):
         descriptor = BatchDescriptor(size, uniform)
         decision = DispatchDecision(CUDAGraphMode.NONE, descriptor, DispatchReason.MODE_NONE)
         hidden = graphs.run(decision, *runner.make_dummy_batch(descriptor))
-        runner.warm_up_sampling(hidden)
+        runner.warm_up_sampling(hidden[:rows])
+    after = platform.memory()
+    return 0 if before is None or after is None else max(0, after.reserved - before.reserved)
 
 
-def describe(started: StartedEngine, startup_seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The static part of ``/debug/graphs``."""
-    prepared = started.prepared
-    return {
-        **_resolution(started.effective, started.cache),
-        "graphs": started.graphs.report(),
-        "compile": {k: v for k, v in prepared.timings.items() if k != "cache_load"},
-        "compiled": prepared.report(),
-        "startup": dict(startup_seconds),
-    }
-
-
-def _resolution(effective: EffectiveConfig, cache: CacheSession) -> dict[str, Any]:
-    """What is in force beside what was asked for, and what the cache said."""
-    return {
-        "cache": {
-            "key": cache.key,
-            "result": cache.verdict.result,
-            "reason": str(cache.verdict.reason),
-            "message": cache.verdict.message,
-            "bytes": cache.manifest.total_bytes if cache.manifest is not None else 0,
-        },
-        "effective": effective.to_json(),
-    }
+def _plan_blocks(
+    config: ModelConfig,
+    engine: EngineConfig,
+    effective: EffectiveConfig,
+    memory: DeviceMemory | None,
+    *,
+    activations: int = 0,
+    graphs: int = 0,
+) -> int:
+    """Blocks of the KV cache; see ``kv_cache_bytes`` for the arguments."""
+    return plan_blocks(
+        config,
+        kv_cache_bytes(engine, memory, activations=activations, graphs=graphs),
+        engine,
+        max_model_len=effective.max_model_len,
+        itemsize=torch_dtype(effective.dtype).itemsize,
+    )

@@ -53,13 +53,16 @@ class CpuPlatform:
     def static_graph(self) -> StaticGraph:
         return EmulatedStaticGraph()
 
-    def capture_pass(self) -> AbstractContextManager[None]:
+    def capture_pass(self, *, tidy: bool = True) -> AbstractContextManager[None]:
         """Nothing to tidy."""
         return nullcontext()
 
     def memory(self) -> DeviceMemory | None:
         """None: emulated graphs count the buffers they keep themselves."""
         return None
+
+    def release_memory(self) -> None:
+        """Nothing that is held is unused."""
 
     def observed_factors(self) -> dict[str, Any]:
         """Instruction set and Python ABI: the kernels are extension modules built for both.

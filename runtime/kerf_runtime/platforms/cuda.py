@@ -11,7 +11,12 @@ from torch import Tensor
 
 from kerf_runtime.config.engine import DType
 from kerf_runtime.config.resolve import AttentionGraphSupport, PlatformFacts
-from kerf_runtime.cudagraph.cuda import CudaStaticGraph, capture_pass, driver_version
+from kerf_runtime.cudagraph.cuda import (
+    CudaStaticGraph,
+    capture_pass,
+    driver_version,
+    release_memory,
+)
 from kerf_runtime.platforms.interface import DeviceMemory, StaticGraph
 
 __all__ = ["CudaPlatform"]
@@ -39,14 +44,18 @@ class CudaPlatform:
     def static_graph(self) -> StaticGraph:
         return CudaStaticGraph()
 
-    def capture_pass(self) -> AbstractContextManager[None]:
+    def capture_pass(self, *, tidy: bool = True) -> AbstractContextManager[None]:
         """Empties PyTorch's cache once, and keeps the garbage collector away until all is captured."""
-        return capture_pass()
+        return capture_pass(tidy=tidy)
 
     def memory(self) -> DeviceMemory | None:
         """As the driver and PyTorch's allocator count it now."""
         free, total = torch.cuda.mem_get_info(self.device)
         return DeviceMemory(total, free, torch.cuda.memory_reserved(self.device))
+
+    def release_memory(self) -> None:
+        """Empty PyTorch's cache."""
+        release_memory()
 
     def observed_factors(self) -> dict[str, Any]:
         """Kernels are machine code for one architecture, tuned for one model of GPU.

@@ -76,12 +76,20 @@ class Platform(Protocol):
         """An empty graph."""
         ...
 
-    def capture_pass(self) -> AbstractContextManager[None]:
-        """Surrounds the capture of many graphs: memory is tidied once before, never in between."""
+    def capture_pass(self, *, tidy: bool = True) -> AbstractContextManager[None]:
+        """Surrounds captures: memory is tidied once before, never in between.
+
+        Args:
+            tidy: whether it is tidied at all, which takes far longer than a capture.
+        """
         ...
 
     def memory(self) -> DeviceMemory | None:
         """Memory of the device now; None where graphs have no memory of their own to be measured."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give back to the device what this process holds and does not use."""
         ...
 
     def observed_factors(self) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""How much memory all graphs will need, told by trial recordings of a few.  Pure, no torch.
+
+Where graphs share a pool (CUDA), three things cost memory, and each is known after a trial:
+
+* the pool: what the largest recording allocates, which every smaller one fits into;
+* what the driver keeps for each graph.  It depends on the nodes, not on the size, and comes in grains, so
+  that one graph seems to cost nothing and the next twice as much: several are recorded for their mean;
+* what happens once, such as loading kernels.  No graph gives it back.
+
+Where every graph has buffers of its own (emulated ones), bytes grow linearly with the size, and two
+recordings tell the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
+
+__all__ = ["MemoryEstimate", "Trial", "estimate_memory", "trial_keys"]
+
+REPEATS = 7
+"""Graphs of one kind that are recorded after the largest, where what one took cannot be told exactly."""
+
+Kind = tuple[CUDAGraphMode, bool]
+"""Mode, and whether for uniform decode batches."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What recording one graph took.
+
+    Attributes:
+        key: of the graph.
+        bytes: of the device, or of the graph's own buffers.
+        pool: bytes of it that are the shared pool's; 0 where there is none.
+    """
+
+    key: GraphKey
+    bytes: int
+    pool: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of every graph, and of what all have in common.
+
+    Attributes:
+        shared: bytes that are spent once and not given back.
+        graphs: bytes of each graph; a graph's share of the pool is what it needs beyond the next smaller one.
+    """
+
+    shared: int = 0
+    graphs: Mapping[GraphKey, int] = field(default_factory=dict)
+
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.shared + sum(self.graphs.values())
+
+    def without(self, keys: Sequence[GraphKey]) -> MemoryEstimate:
+        """The same without some graphs."""
+        return MemoryEstimate(
+            self.shared, {key: size for key, size in self.graphs.items() if key not in keys}
+        )
+
+    def scaled_to(self, total: int) -> MemoryEstimate:
+        """The measured ``total`` split between the graphs in proportion to what they were expected to take."""
+        expected, left = sum(self.graphs.values()), max(0, total - self.shared)
+        graphs, given, seen = {}, 0, 0
+        for key, size in self.graphs.items():
+            seen += size
+            upto = left * seen // expected if expected else 0
+            graphs[key], given = upto - given, upto
+        return MemoryEstimate(total - given, graphs)
+
+
+def trial_keys(plan: Sequence[GraphKey], *, pooled: bool) -> list[GraphKey]:
+    """Which graphs of ``plan`` to record for an estimate, in order: the largest of each kind first.
+
+    Args:
+        plan: largest first within each kind.
+        pooled: whether the graphs share a pool of memory.
+    """
+    keys: list[GraphKey] = []
+    for group in _by_kind(plan).values():
+        rest = group[1 : 1 + REPEATS] if pooled else group[1:][-1:]
+        keys += [group[0], *rest]
+    return keys
+
+
+def estimate_memory(
+    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool
+) -> MemoryEstimate:
+    """What all graphs of ``plan`` will take.
+
+    Args:
+        plan: everything that will be recorded.
+        trials: of ``trial_keys``, in that order.
+        pooled: as for ``trial_keys``.
+    """
+    if not plan:
+        return MemoryEstimate()
+    seen: dict[Kind, list[Trial]] = {}
+    for trial in trials:
+        seen.setdefault(_kind(trial.key), []).append(trial)
+    groups = _by_kind(plan)
+    if not pooled:
+        return MemoryEstimate(
+            0, {key: _on_line(seen[kind], key) for kind, keys in groups.items() for key in keys}
+        )
+    shared = 0
+    graphs: dict[GraphKey, int] = {}
+    for kind, keys in groups.items():
+        first, *rest = (trial.bytes - trial.pool for trial in seen[kind])
+        each = round(sum(rest) / len(rest)) if rest else first
+        shared += max(0, first - each)
+        graphs.update(dict.fromkeys(keys, each))
+    for key, share in _pool_shares(plan, sum(trial.pool for trial in trials)).items():
+        graphs[key] += share
+    return MemoryEstimate(shared, graphs)
+
+
+def _kind(key: GraphKey) -> Kind:
+    mode, descriptor = key
+    return mode, descriptor.uniform_decode
+
+
+def _by_kind(plan: Sequence[GraphKey]) -> dict[Kind, list[GraphKey]]:
+    groups: dict[Kind, list[GraphKey]] = {}
+    for key in plan:
+        groups.setdefault(_kind(key), []).append(key)
+    return groups
+
+
+def _on_line(trials: Sequence[Trial], key: GraphKey) -> int:
+    """The bytes at the size of ``key`` on the line through the first and the last trial."""
+    (_, large), (_, small) = trials[0].key, trials[-1].key
+    width = large.num_tokens - small.num_tokens
+    slope = (trials[0].bytes - trials[-1].bytes) / width if width else 0.0
+    return round(trials[-1].bytes + slope * (key[1].num_tokens - small.num_tokens))
+
+
+def _pool_shares(plan: Sequence[GraphKey], pool: int) -> dict[GraphKey, int]:
+    """Of one graph of each size: the part of the pool by which it is larger than the next smaller size's."""
+    one_of: dict[int, GraphKey] = {}
+    for key in plan:
+        descriptor: BatchDescriptor = key[1]
+        one_of.setdefault(descriptor.num_tokens, key)
+    top = max(one_of)
+    shares, below = {}, 0
+    for size in sorted(one_of):
+        upto = pool * size // top
+        shares[one_of[size]], below = upto - below, upto
+    return shares

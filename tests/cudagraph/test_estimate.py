@@ -1,0 +1,108 @@
+"""The memory of all graphs from trial recordings of a few."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerf_runtime.config import CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor
+from kerf_runtime.cudagraph.dispatcher import capture_plan
+from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, trial_keys
+
+MIB = 2**20
+SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+PLAN = capture_plan(CUDAGraphMode.FULL_AND_PIECEWISE, SIZES, 256)
+
+
+def key(mode: CUDAGraphMode, size: int, uniform: bool = False):
+    return mode, BatchDescriptor(size, uniform)
+
+
+def test_trials_of_a_pool_are_the_largest_of_each_kind_and_the_next_ones():
+    names = [(mode.value, d.num_tokens) for mode, d in trial_keys(PLAN, pooled=True)]
+    mixed = [("PIECEWISE", size) for size in (512, 496, 480, 464, 448, 432, 416, 400)]
+    assert names == [*mixed, *(("FULL", size) for size in range(256, 192, -8))]
+
+
+def test_trials_of_own_buffers_are_the_largest_and_the_smallest():
+    names = [(mode.value, d.num_tokens) for mode, d in trial_keys(PLAN, pooled=False)]
+    assert names == [("PIECEWISE", 512), ("PIECEWISE", 1), ("FULL", 256), ("FULL", 1)]
+
+
+def test_nothing_to_capture_needs_nothing():
+    assert trial_keys([], pooled=True) == []
+    assert estimate_memory([], [], pooled=True).total() == 0
+
+
+def test_what_the_driver_hands_out_in_grains_is_estimated_by_its_mean():
+    # Measured on an H200 with a model of Llama-8B's shape: bytes and pool of each trial, in MiB.
+    mixed, decode = (170, 4, 4, 6, 4, 2, 6, 4), (2, 0, 4, 0, 0, 2, 0, 2)
+    keys = trial_keys(PLAN, pooled=True)
+    pools = (98, *(0 for _ in keys[1:]))
+    trials = [
+        Trial(k, size * MIB, pool * MIB)
+        for k, size, pool in zip(keys, mixed + decode, pools, strict=True)
+    ]
+    estimate = estimate_memory(PLAN, trials, pooled=True)
+    assert estimate.graphs.keys() == set(PLAN)
+    assert estimate.total() == pytest.approx(442 * MIB, rel=0.05)  # what all of them then took
+    assert estimate.shared == pytest.approx((170 - 98) * MIB, rel=0.1)
+    # The largest of all needs the most of the pool.
+    assert max(estimate.graphs, key=lambda k: estimate.graphs[k]) == PLAN[0]
+
+
+def test_own_buffers_are_on_a_line():
+    def size(tokens: int) -> int:
+        return 100 + 7 * tokens
+
+    keys = trial_keys(PLAN, pooled=False)
+    trials = [Trial(k, size(k[1].num_tokens)) for k in keys]
+    estimate = estimate_memory(PLAN, trials, pooled=False)
+    assert estimate.shared == 0
+    assert all(estimate.graphs[k] == size(k[1].num_tokens) for k in PLAN)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_single_graph_is_its_own_trial(pooled):
+    plan = [key(CUDAGraphMode.FULL, 8, uniform=True)]
+    trials = [Trial(plan[0], 50, 20 if pooled else 0)]
+    assert trial_keys(plan, pooled=pooled) == plan
+    assert estimate_memory(plan, trials, pooled=pooled).graphs == {plan[0]: 50}
+
+
+@given(
+    sizes=st.lists(st.integers(0, 10**9), min_size=1, max_size=20),
+    shared=st.integers(0, 10**9),
+    total=st.integers(0, 10**10),
+)
+def test_a_measured_total_is_split_without_a_byte_lost(sizes, shared, total):
+    graphs = {key(CUDAGraphMode.FULL, n + 1): size for n, size in enumerate(sizes)}
+    estimate = MemoryEstimate(shared, graphs)
+    split = estimate.scaled_to(total)
+    assert split.total() == total
+    assert split.graphs.keys() == graphs.keys()
+    assert min(split.graphs.values()) >= 0
+    exact = estimate.scaled_to(estimate.total())
+    assert exact == estimate
+
+
+@given(
+    pool=st.integers(0, 10**9),
+    count=st.integers(1, 40),
+    each=st.integers(0, 10**6),
+    once=st.integers(0, 10**8),
+)
+def test_without_grains_the_estimate_is_exact(pool, count, each, once):
+    plan = capture_plan(CUDAGraphMode.FULL, tuple(range(1, count + 1)), count)
+    keys = trial_keys(plan, pooled=True)
+    first = Trial(keys[0], once + each + pool, pool)
+    trials = [first, *(Trial(k, each) for k in keys[1:])]
+    estimate = estimate_memory(plan, trials, pooled=True)
+    assert estimate.total() == once + pool + each * len(plan)
+
+
+def test_graphs_can_be_taken_out():
+    estimate = MemoryEstimate(5, {key(CUDAGraphMode.FULL, 1): 10, key(CUDAGraphMode.FULL, 2): 20})
+    assert estimate.without([key(CUDAGraphMode.FULL, 2)]).total() == 15

@@ -1,0 +1,173 @@
+"""Trial captures tell the memory; a progressive capture goes on between steps and disturbs none of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.compilation.helpers import make_effective, make_spec, open_cache, prepare
+from tests.compilation.models import llama
+from tests.cudagraph.steps import MAX_SEQS, MAX_TOKENS, WORKLOAD, Buffers, play
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.config import CaptureMode
+from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.runner import GraphRunner
+from kerf_runtime.platforms import current_platform
+from kerf_runtime.reasons import ConfigReason
+
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
+FIRST = {"FULL": [16, 8, 4, 2, 1, 6, 4, 2, 1], "FULL_DECODE_ONLY": [6, 4, 2, 1]}
+"""Sizes that are there at once: of mixed batches, then of decode batches."""
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return llama(2)
+
+
+def start(loaded, mode="FULL_DECODE_ONLY", **compilation):
+    """An uncaptured runner and its buffers."""
+    spec = make_spec(
+        level=0,
+        cudagraphMode=mode,
+        captureSizes=SIZES,
+        engine={"maxNumSeqs": MAX_SEQS, "maxNumBatchedTokens": MAX_TOKENS},
+        **compilation,
+    )
+    prepared = prepare(loaded, open_cache(None, "none"), spec=spec)
+    runner = GraphRunner(prepared, make_effective(spec), current_platform(), max_num_seqs=MAX_SEQS)
+    return runner, Buffers(loaded, loaded.config.num_kv_heads, loaded.config.head_dim)
+
+
+def silent(*_):
+    """No progress."""
+
+
+def captured(runner):
+    return [graph["num_tokens"] for graph in runner.report()["descriptors"]]
+
+
+def test_the_estimate_is_what_all_graphs_then_hold(loaded):
+    runner, buffers = start(loaded, "FULL")
+    with compilation_counter.expect(trial_captures=4, graphs_captured=0):
+        estimated = runner.estimate_memory(buffers.dummy, silent)
+    assert runner.report()["captured"] == 0
+    with compilation_counter.expect(trial_captures=0, graphs_captured=16):
+        runner.capture_all(buffers.dummy, silent)
+    report = runner.report()
+    assert report["estimated_bytes"] == estimated > 0
+    assert report["memory_bytes"] == pytest.approx(estimated, rel=0.1)
+    assert abs(report["estimate_error"]) < 0.1
+    assert report["shared_bytes"] == 0
+
+
+def test_what_cannot_fit_the_budget_is_never_recorded(loaded):
+    runner, buffers = start(loaded)
+    everything = runner.estimate_memory(buffers.dummy, silent)
+    runner, buffers = start(loaded, graphMemoryBudget=str(everything // 2))
+    within = runner.estimate_memory(buffers.dummy, silent)
+    assert within <= everything // 2
+    kept = [descriptor.num_tokens for _, descriptor in runner.plan]
+    with compilation_counter.expect(graphs_captured=len(kept)):
+        runner.capture_all(buffers.dummy, silent)
+    assert captured(runner) == kept == [4, 3, 2, 1]
+    assert runner.report()["memory_bytes"] <= everything // 2
+    assert {change.reason for change in runner.changes} == {ConfigReason.MEMORY_BUDGET}
+
+
+@pytest.mark.parametrize("mode", FIRST)
+def test_ready_comes_after_the_first_graphs_and_the_others_follow_one_unit_at_a_time(loaded, mode):
+    runner, buffers = start(loaded, mode, captureMode="progressive")
+    runner.capture_all(buffers.dummy, silent)
+    assert captured(runner) == FIRST[mode]
+    assert runner.pending == len(runner.plan) - len(FIRST[mode])
+    assert len(runner.report()["pending"]) == runner.pending
+    assert runner.changes == ()
+    assert runner.capture_mode is CaptureMode.PROGRESSIVE
+    units = 0
+    while runner.pending:
+        before = len(captured(runner))
+        runner.capture_next(buffers.dummy)
+        assert len(captured(runner)) - before in (0, 1)
+        units += 1
+    sizes = [descriptor.num_tokens for _, descriptor in runner.plan]
+    assert captured(runner) == sizes
+    # A warm-up for each size that had none, and a recording for each graph.
+    new = {size for size in sizes if size not in FIRST[mode]}
+    assert units == len(new) + len(sizes) - len(FIRST[mode])
+    assert 0 < runner.report()["longest_delay_seconds"] < 5
+
+
+def test_batches_run_in_the_next_larger_graph_until_their_own_is_there(loaded):
+    runner, buffers = start(loaded, captureMode="progressive")
+    runner.capture_all(buffers.dummy, silent)
+    for _ in range(3):
+        assert runner.dispatch(3, True).descriptor.num_tokens == 4
+    assert runner.dispatch(5, True).descriptor.num_tokens == 6
+    runner.capture_next(buffers.dummy)  # the warm-up of 3, which was wanted more often than 5
+    assert runner.dispatch(3, True).descriptor.num_tokens == 4
+    runner.capture_next(buffers.dummy)
+    assert runner.dispatch(3, True).descriptor.num_tokens == 3
+    assert runner.pending == 1
+    assert runner.dispatch_detail() == [
+        {"mode": "FULL", "size": 3, "reason": "Exact", "count": 1},
+        {"mode": "FULL", "size": 4, "reason": "Padded", "count": 4},
+        {"mode": "FULL", "size": 6, "reason": "Padded", "count": 1},
+    ]
+
+
+def test_captures_between_steps_change_no_result(loaded):
+    plain, buffers = start(loaded, "FULL")
+    plain.capture_all(buffers.dummy, silent)
+    expected, _ = play(plain, buffers)
+
+    runner, buffers = start(loaded, "FULL", captureMode="progressive")
+    runner.capture_all(buffers.dummy, silent)
+    with compilation_counter.expect(captures_after_startup=0):
+        for step, wanted in zip(WORKLOAD, expected, strict=True):
+            [got], _ = play(runner, buffers, [step])
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+            if runner.pending:
+                runner.capture_next(buffers.dummy)
+
+
+def test_graphs_that_take_longer_than_a_step_may_be_delayed_are_captured_before_serving(loaded):
+    runner, buffers = start(loaded, captureMode="progressive", captureDelayMilliseconds=1)
+    runner._unit_seconds.add(CUDAGraphMode.FULL, 0.0)
+    runner._unit_seconds.add(CUDAGraphMode.FULL, 0.0061)
+    runner.capture_all(buffers.dummy, silent)
+    assert runner.pending == 0
+    assert captured(runner) == [6, 5, 4, 3, 2, 1]
+    [change] = runner.changes
+    assert (change.field, change.requested, change.effective) == (
+        "captureMode",
+        "progressive",
+        "eager",
+    )
+    assert change.reason is ConfigReason.CAPTURE_DELAY_LIMIT
+    assert "ms, captureDelayMilliseconds is 1" in change.message
+    assert runner.capture_mode is CaptureMode.EAGER
+
+
+def test_a_unit_that_took_too_long_all_the_same_is_told(loaded, caplog):
+    runner, buffers = start(loaded, captureMode="progressive")
+    runner.capture_all(buffers.dummy, silent)
+    runner._effective = replace(runner._effective, capture_delay_milliseconds=0)
+    runner.capture_next(buffers.dummy)
+    assert "captureDelayMilliseconds allows 0.000 s" in caplog.text
+
+
+def test_a_budget_holds_for_what_is_captured_later_too(loaded):
+    whole, buffers = start(loaded)
+    everything = whole.estimate_memory(buffers.dummy, silent)
+    runner, buffers = start(
+        loaded, captureMode="progressive", graphMemoryBudget=str(everything // 2)
+    )
+    runner.estimate_memory(buffers.dummy, silent)
+    runner.capture_all(buffers.dummy, silent)
+    while runner.pending:
+        runner.capture_next(buffers.dummy)
+    assert captured(runner) == [4, 3, 2, 1]
+    assert runner.report()["memory_bytes"] <= everything // 2

@@ -1,0 +1,84 @@
+"""An engine with ``captureMode: progressive`` serves at once, and captures the rest beside its requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.engine.engines import document, engine_args, generate, started
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.engine.core import EngineCore
+from kerf_runtime.engine.messages import AddRequest, Report, SamplingParams, Shutdown, Stats
+from kerf_runtime.engine.process import EngineLoop
+
+SIZES = [1, 2, 3, 4, 5, 6]
+"""As many as sequences run at once: 3 and 5 are captured later."""
+
+
+def core_with(path: Path, **compilation: Any) -> EngineCore:
+    wanted = {
+        "level": 0,
+        "cudagraphMode": "FULL_DECODE_ONLY",
+        "captureSizes": SIZES,
+        **compilation,
+    }
+    return started(replace(engine_args(path), document=document(compilation=wanted)))
+
+
+def test_tokens_are_the_same_while_graphs_are_captured_between_the_steps(
+    tiny_path: Path, tiny_prompts: list[list[int]]
+) -> None:
+    expected = generate(core_with(tiny_path), tiny_prompts)
+    core = core_with(tiny_path, captureMode="progressive")
+    assert core.captures_pending
+    found: dict[str, list[int]] = {}
+    for index, prompt in enumerate(tiny_prompts):
+        params = SamplingParams(max_tokens=len(expected[index]), ignore_eos=True)
+        core.add(AddRequest(str(index), prompt, params))
+    with compilation_counter.expect(captures_after_startup=0):
+        while core.has_work:
+            for output in core.step():
+                found.setdefault(output.request_id, []).extend(output.token_ids)
+            if core.captures_pending:
+                core.capture_next()
+    assert [found[str(index)] for index in range(len(tiny_prompts))] == expected
+    while core.captures_pending:
+        core.capture_next()
+    graphs = core.report()["graphs"]
+    assert [graph["num_tokens"] for graph in graphs["descriptors"]] == SIZES[::-1]
+    assert abs(graphs["estimate_error"]) < 0.1
+
+
+class Inbox:
+    """A socket with nothing to read until it is told to stop after ``polls`` questions."""
+
+    def __init__(self, polls: int, last: bytes) -> None:
+        self._polls, self._last = polls, last
+        self.waits: list[int] = []
+
+    def poll(self, timeout: int) -> bool:
+        self.waits.append(timeout)
+        self._polls -= 1
+        return self._polls < 0
+
+    def recv(self) -> bytes:
+        return self._last
+
+
+def test_an_idle_engine_captures_without_waiting_and_reports_how_far_it_is(tiny_path: Path) -> None:
+    core = core_with(tiny_path, captureMode="progressive")
+    pending = core.engine.graphs.pending
+    assert pending == 2
+    inbox = Inbox(6, msgspec.msgpack.encode(Shutdown()))
+    sent: list[Any] = []
+    EngineLoop(core, inbox, sent.append).run()  # type: ignore[arg-type]
+    # A warm-up and a recording each, without waiting for requests; then it waits for them.
+    assert inbox.waits == [0] * (2 * pending) + [250] * (7 - 2 * pending)
+    reports = [message.report for message in sent if isinstance(message, Report)]
+    assert reports[-1]["graphs"]["pending"] == []
+    assert reports[-1]["graphs"]["captured"] == len(SIZES)
+    hits = [len(m.values["graph_hits"]) for m in sent if isinstance(m, Stats)]
+    assert hits[-1] == len(SIZES)
