@@ -107,6 +107,46 @@ def _startup(record: dict[str, Any]) -> Iterator[str]:
         yield f"| {label} | {cold['counters'][counter]} | {warm['counters'][counter]} |"
 
 
+def _throughput(record: dict[str, Any]) -> Iterator[str]:
+    work, found = record["workload"], record["results"]
+    rate = (
+        "as fast as they are answered" if work["rate"] is None else f"{work['rate']:g} per second"
+    )
+    yield (
+        f"{found['completed']} requests answered, {found['failed']} failed, at most {work['concurrency']} at a time, "
+        f"arriving {rate}; prompts of {work['input_len']} tokens, answers of {work['output_len']}, over HTTP, streamed."
+    )
+    yield ""
+    yield (
+        f"{found['requestsPerSecond']:.2f} requests/s, {found['outputTokensPerSecond']:.0f} output tokens/s, "
+        f"{found['totalTokensPerSecond']:.0f} tokens/s in and out."
+    )
+    yield ""
+    columns = list(found["latencySeconds"])
+    yield f"| latency, ms | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for label, field in (
+        ("time to first token", "ttftSeconds"),
+        ("time per output token", "tpotSeconds"),
+        ("whole answer", "latencySeconds"),
+    ):
+        if found[field] is not None:
+            yield f"| {label} | {' | '.join(f'{found[field][c] * 1e3:.2f}' for c in columns)} |"
+
+
+def _bench_capture(record: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"{record['backend']} graphs, {record['captureSeconds']['runs']} starts; all together "
+        f"{spread_text(record['captureSeconds'], 1e3)} ms and {record['bytes']} bytes."
+    )
+    yield ""
+    yield "| mode | tokens | nodes | bytes | capture ms |"
+    yield "|---|---|---|---|---|"
+    for row in record["results"]:
+        cells = [row["mode"], row["tokens"], row["nodes"], row["bytes"]]
+        yield f"| {' | '.join(map(str, cells))} | {spread_text(row['seconds'], 1e3)} |"
+
+
 def _passes(record: dict[str, Any]) -> Iterator[str]:
     runs = record["results"][0]["gain"]["runs"]
     yield (
@@ -177,7 +217,9 @@ def _compile(record: dict[str, Any]) -> Iterator[str]:
 
 _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "kerf bench latency": _latency,
+    "kerf bench capture": _bench_capture,
     "kerf bench startup": _startup,
+    "kerf bench throughput": _throughput,
     "benchmarks.attention": _attention,
     "benchmarks.capture": _capture,
     "benchmarks.compile": _compile,

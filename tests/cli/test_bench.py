@@ -13,7 +13,7 @@ from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 from kerf_runtime.cli import bench_latency
 from kerf_runtime.cli.bench_latency import run_workload
 from kerf_runtime.cli.bench_record import header, spread, spread_text
-from kerf_runtime.cli.bench_startup import _wait_ready
+from kerf_runtime.cli.bench_server import wait_ready
 from kerf_runtime.cli.document import raw_document, read_document
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.core import EngineCore
@@ -112,7 +112,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path, 
         ) as process,
         pytest.raises(EngineError, match=words),
     ):
-        _wait_ready(process, log)
+        wait_ready(process, log)
 
 
 def test_the_committed_table_is_the_one_that_the_records_give():

@@ -161,5 +161,35 @@ def test_completion_knows_commands_and_fields():
     assert "plain,compilation.level=" in complete("kerf validate --set compilation.l", 3)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_a_script_that_calls_us_back(kerf, shell):
+    done = kerf("completion", shell)
+    assert done.code == 0, done.err
+    assert f"_KERF_COMPLETE={shell}_complete" in done.out
+    assert "kerf" in done.out
+
+
+def test_bash_completes_what_the_script_says(tmp_path):
+    program = tmp_path / "kerf"
+    program.write_text(f"#!{sys.executable}\nfrom kerf_runtime.cli import main\nmain()\n")
+    program.chmod(0o755)
+    script = (
+        'eval "$(kerf completion bash)"\n'
+        "COMP_WORDS=(kerf bench th) COMP_CWORD=2\n"
+        '_kerf_completion kerf\necho "${COMPREPLY[@]}"\n'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "throughput", done.stderr
+
+
+def test_an_unknown_shell_is_2(kerf):
+    done = kerf("completion", "tcsh")
+    assert done.code == 2
+    assert "'bash', 'zsh', 'fish'" in done.err
+
+
 def test_run_returns_the_exit_code_of_a_command():
     assert run(["--version"]) == 0

@@ -6,10 +6,6 @@ an empty cache folder, a warm run the one that the cold run before it filled.
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from kerf_runtime.cli.bench_record import header, spread, spread_text
-from kerf_runtime.cli.document import raw_document
+from kerf_runtime.cli.bench_server import started_server, write_document
 from kerf_runtime.cli.output import echo_table
 from kerf_runtime.config import ModelDeploymentDocument
-from kerf_runtime.errors import EngineError
 
 __all__ = ["measure", "measure_start", "print_table"]
-
-_START_TIMEOUT_SECONDS = 1800.0
 
 
 def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int) -> dict[str, Any]:
@@ -38,8 +30,7 @@ def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int
     """
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory(prefix="kerf-bench-") as folder:
-        file = Path(folder) / "deployment.yaml"
-        file.write_text(yaml.safe_dump(raw_document(document)))
+        file = write_document(document, Path(folder))
         for repeat in range(repeats):
             cache = Path(folder) / f"cache-{repeat}"
             for kind in runs:
@@ -53,31 +44,14 @@ def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int
 
 def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict[str, Any]:
     """One start: seconds per phase, to ready and to the first token, and the compile counters."""
-    command = [
-        *(sys.executable, "-m", "kerf_runtime.cli", "serve", "-f", str(file)),
-        *("--model-path", str(model_path), "--cache-dir", str(cache), "--port", "0", "--json"),
-    ]
-    log = cache.with_suffix(".log")
     started = time.monotonic()
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
-        )
-    try:
-        url = _wait_ready(process, log)
+    with started_server(file, model_path, cache) as url:
         ready = time.monotonic() - started
         body = {"model": model, "prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0}
         with httpx.Client(base_url=url, timeout=120) as http:
             http.post("/v1/completions", json=body).raise_for_status()
             first_token = time.monotonic() - started
             report = http.get("/debug/graphs").json()
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
     return {
         "ready": ready,
         "firstToken": first_token,
@@ -85,20 +59,6 @@ def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict
         "cache": report["cache"]["result"],
         "counters": report["counters"],
     }
-
-
-def _wait_ready(process: subprocess.Popen[str], log: Path) -> str:
-    """Read the server's events until it is ready; its address."""
-    assert process.stdout is not None
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    for line in process.stdout:
-        event = json.loads(line)
-        if event.get("event") == "ready":
-            return str(event["url"])
-        if "error" in event or time.monotonic() > deadline:
-            break
-    process.kill()
-    raise EngineError(f"the server did not become ready: {log.read_text().strip()[-500:]}")
 
 
 def print_table(result: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ _COMMANDS = {
     "plan": "kerf_runtime.cli.plan:plan",
     "bench": "kerf_runtime.cli.bench:bench",
     "cache": "kerf_runtime.cli.cache:cache",
+    "completion": "kerf_runtime.cli.completion:completion",
 }
 
 
