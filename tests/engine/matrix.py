@@ -88,36 +88,44 @@ class Case:
     steps: tuple[Step, ...]
 
 
-def _prompts(lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple((11 * row + 5 * place + 3) % 320 for place in range(length))
-        for row, length in enumerate(lengths)
-    )
+class _Prompts:
+    """Makes prompts of which no two begin alike, so that none finds its beginning in the KV cache."""
 
+    def __init__(self) -> None:
+        self._made = 0
 
-def _running(lengths: Sequence[int]) -> Step:
-    """Prompts of these lengths, all computed in one step."""
-    return Step(_prompts(lengths), tuple(lengths))
+    def of(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._next(length) for length in lengths)
+
+    def running(self, lengths: Sequence[int]) -> Step:
+        """Prompts of these lengths, all computed in one step."""
+        return Step(self.of(lengths), tuple(lengths))
+
+    def _next(self, length: int) -> tuple[int, ...]:
+        self._made += 1
+        beginning = divmod(self._made, 320)
+        return (beginning + tuple((5 * place + 3) % 320 for place in range(2, length)))[:length]
 
 
 def cases() -> Iterator[Case]:
     """Every batch size as decode, as prefill, and as mixed."""
+    prompts = _Prompts()
     for tokens in BATCHES:
         short = [1 + (row + 1) % 3 for row in range(tokens)]
         decode = Step((), (1,) * tokens)
-        yield Case(f"decode {tokens}", (_running(short), decode, decode))
-        yield Case(f"prefill {tokens}", (_running([tokens]),))
+        yield Case(f"decode {tokens}", (prompts.running(short), decode, decode))
+        yield Case(f"prefill {tokens}", (prompts.running([tokens]),))
         if tokens >= 6:
             parts = [tokens // 3, 1, tokens - 1 - tokens // 3]
-            yield Case(f"prefill {tokens} in three", (_running(parts), Step((), (1, 1, 1))))
+            yield Case(f"prefill {tokens} in three", (prompts.running(parts), Step((), (1, 1, 1))))
         if tokens >= 3:  # one token more to decode and at least two of a prompt
             decoding = (tokens - 1) // 2
             prompt = tokens - decoding
             yield Case(
                 f"mixed {tokens}",
                 (
-                    _running(short[:decoding]),
-                    Step(_prompts([prompt]), (*(1,) * decoding, prompt)),
+                    prompts.running(short[:decoding]),
+                    Step(prompts.of([prompt]), (*(1,) * decoding, prompt)),
                     Step((), (1,) * (decoding + 1)),
                 ),
             )

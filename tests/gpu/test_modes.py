@@ -6,9 +6,7 @@ another order, so logits are compared within a tolerance, and tokens wherever th
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,46 +15,16 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from tests.engine.engines import document, started
-from tests.engine.matrix import (
-    CAPTURED,
-    ENGINE,
-    PARTS,
-    SIZES,
-    Played,
-    cases,
-    dispatch_counts,
-    expected_dispatch,
-    play,
-)
-from tests.models.checkpoints import make_llama, make_random, write_safetensors
-from transformers import OPTConfig, OPTForCausalLM
+from tests.engine.matrix import ENGINE, PARTS, SIZES, Played
+from tests.engine.modes import FAMILIES, check_mode, play_reference, relative_error
+from tests.models.checkpoints import write_safetensors
 
-from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.core import EngineCore
 
 pytestmark = pytest.mark.gpu
-HEADS_OF_64 = {"hidden_size": 128, "num_attention_heads": 2}
-CASES = tuple(cases())
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}
 """Of the logits of a sequence, relative to their norm."""
-
-
-def make_opt() -> OPTForCausalLM:
-    options: dict[str, Any] = {
-        "ffn_dim": 96,
-        "num_hidden_layers": 3,
-        "vocab_size": 320,
-        "max_position_embeddings": 256,
-    }
-    return make_random(OPTForCausalLM, OPTConfig(**options, **HEADS_OF_64))
-
-
-def make_tiny_llama() -> Any:
-    return make_llama(num_key_value_heads=1, **HEADS_OF_64)
-
-
-FAMILIES = {"Llama": make_tiny_llama, "OPT": make_opt}
 
 
 class Engines:
@@ -64,8 +32,7 @@ class Engines:
 
     def __init__(self, folder: Path, cache: Path, dtype: str) -> None:
         self._folder, self._cache, self.dtype = folder, cache, dtype
-        core = self.start("NONE")
-        self.reference = [play(core, case) for case in CASES]
+        self.reference = play_reference(self.start("NONE"))
 
     def start(self, mode: str) -> EngineCore:
         compilation = {"level": 3, "cudagraphMode": mode, "captureSizes": list(SIZES)}
@@ -91,35 +58,14 @@ def test_every_batch_answers_like_mode_none_and_runs_as_the_rules_say(
     core = engines.start(mode)
     report = core.report()
     assert report["cache"]["result"] == "hit"
-    assert report["effective"]["mode"] == mode
-    assert report["graphs"]["captured"] == CAPTURED[mode]
-    before = compilation_counter.snapshot()
-    steps: Counter[Any] = Counter()
-    for case, reference in zip(CASES, engines.reference, strict=True):
-        for step, got, expected in zip(
-            case.steps, play(core, case, reference), reference, strict=True
-        ):
-            steps[expected_dispatch(mode, step.tokens, step.uniform)] += 1
-            compare(got, expected, engines.dtype, f"{case.name}, {step.tokens} tokens")
-    assert dispatch_counts(core.report()) == steps
-    after = compilation_counter.snapshot()
-    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
-    assert changed == replays(steps, report["compiled"]["capturable"])
 
+    def compare(got: Played, expected: Played, where: str) -> None:
+        assert relative_error(got, expected) <= TOLERANCE[engines.dtype], where
+        if engines.dtype == "float32":
+            assert got.tokens == expected.tokens, where
+            return
+        for token, wanted, logits in zip(got.tokens, expected.tokens, expected.logits, strict=True):
+            tie = TOLERANCE[engines.dtype] * float(logits.abs().max())
+            assert float(logits[wanted] - logits[token]) <= tie, where
 
-def replays(steps: Counter[Any], pieces: int) -> dict[str, int]:
-    """The counters that steps may change: one replay for a full graph, one for each piece."""
-    per_step = {"FULL": 1, "PIECEWISE": pieces, "NONE": 0}
-    count = sum(number * per_step[mode] for (mode, _, _), number in steps.items())
-    return {"graph_replays": count} if count else {}
-
-
-def compare(got: Played, expected: Played, dtype: str, where: str) -> None:
-    error = (got.logits - expected.logits).norm(dim=-1) / expected.logits.norm(dim=-1)
-    assert float(error.max()) <= TOLERANCE[dtype], where
-    if dtype == "float32":
-        assert got.tokens == expected.tokens, where
-        return
-    for token, wanted, logits in zip(got.tokens, expected.tokens, expected.logits, strict=True):
-        tie = TOLERANCE[dtype] * float(logits.abs().max())
-        assert float(logits[wanted] - logits[token]) <= tie, where
+    check_mode(core, mode, engines.reference, compare)

@@ -1,0 +1,126 @@
+"""Memory of graphs on a GPU: estimated before the KV cache is sized, within a budget, and captured bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from tests.engine.engines import document, generate, started
+from tests.models.checkpoints import make_llama, write_safetensors
+
+from kerf_runtime.compilation.counters import compilation_counter
+from kerf_runtime.engine.args import EngineArgs
+from kerf_runtime.engine.core import EngineCore
+from kerf_runtime.engine.messages import AddRequest, SamplingParams
+from kerf_runtime.errors import ConfigError
+
+pytestmark = pytest.mark.gpu
+SEQS = 64
+SIZES = list(range(1, SEQS + 1))
+PROMPTS = [[3 + row, 5, 7 * row % 300, 11] for row in range(20)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    llama = make_llama(
+        hidden_size=512,
+        intermediate_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        num_hidden_layers=12,
+    )
+    return write_safetensors(tmp_path_factory.mktemp("model"), llama)
+
+
+def start(model: Path, engine: dict[str, Any] | None = None, **compilation: Any) -> EngineCore:
+    wanted = {
+        "level": 0,
+        "cudagraphMode": "FULL_DECODE_ONLY",
+        "captureSizes": SIZES,
+        **compilation,
+    }
+    limits = {"maxNumSeqs": SEQS, "maxNumBatchedTokens": 128, "dtype": "bfloat16", **(engine or {})}
+    return started(EngineArgs(document(engine=limits, compilation=wanted), model, None))
+
+
+@pytest.fixture(scope="module")
+def unlimited(model: Path) -> EngineCore:
+    return start(model)
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY"])
+def test_the_estimate_is_within_a_tenth_of_what_is_measured(model: Path, mode: str) -> None:
+    graphs = start(model, cudagraphMode=mode).report()["graphs"]
+    assert graphs["captured"] == len(SIZES) * (2 if mode == "FULL" else 1)
+    assert graphs["memory_bytes"] > 20 * 2**20
+    assert abs(graphs["estimate_error"]) <= 0.1, graphs["estimated_bytes"]
+
+
+def test_a_budget_is_kept_and_every_token_is_the_same(model: Path, unlimited: EngineCore) -> None:
+    everything = unlimited.report()["graphs"]
+    budget = (everything["memory_bytes"] + everything["shared_bytes"]) // 2
+    core = start(model, graphMemoryBudget=str(budget))
+    graphs = core.report()["graphs"]
+    assert 0 < graphs["memory_bytes"] <= budget
+    assert 0 < graphs["captured"] < everything["captured"]
+    assert graphs["captured"] + len(graphs["dropped"]) == everything["captured"]
+    reasons = {change["reason"] for change in core.report()["effective"]["changes"]}
+    assert reasons == {"MemoryBudget"}
+    assert generate(core, PROMPTS) == generate(unlimited, PROMPTS)
+
+
+def test_a_progressive_capture_changes_no_token_and_ends_with_every_graph(
+    model: Path, unlimited: EngineCore
+) -> None:
+    expected = generate(unlimited, PROMPTS)
+    core = start(model, captureMode="progressive", captureDelayMilliseconds=500)
+    pending = core.engine.graphs.pending
+    assert pending == len(SIZES) - 7
+    found: dict[str, list[int]] = {}
+    for index, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_tokens=len(expected[index]), ignore_eos=True)
+        core.add(AddRequest(str(index), prompt, params))
+    with compilation_counter.expect(captures_after_startup=0, backend_compilations=0):
+        while core.has_work:
+            for output in core.step():
+                found.setdefault(output.request_id, []).extend(output.token_ids)
+            if core.captures_pending:
+                core.capture_next()
+    assert core.engine.graphs.pending < pending
+    assert [found[str(index)] for index in range(len(PROMPTS))] == expected
+    while core.captures_pending:
+        core.capture_next()
+    graphs = core.report()["graphs"]
+    assert graphs["captured"] == len(SIZES)
+    assert 0 < graphs["longest_delay_seconds"] < 0.5
+    assert generate(core, PROMPTS) == expected
+
+
+def test_the_kv_cache_gets_what_is_left_of_the_part_in_use(model: Path) -> None:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    part = round((total - free) / total + 0.02, 4)
+    engine = {
+        "kvCacheMemory": "auto",
+        "gpuMemoryUtilization": part,
+        "maxNumSeqs": 4096,
+        "maxNumBatchedTokens": 4096,
+    }
+    core = start(model, engine, captureSizes=[1, 2, 4, 8])
+    used = total - torch.cuda.mem_get_info()[0]
+    assert used <= part * total
+    # Never more blocks than its sequences can use.
+    most = 4096 * 128 // 16
+    assert 0 < core.engine.scheduler.limits.num_blocks <= most
+
+
+def test_a_kv_cache_that_does_not_fit_is_refused_with_what_would(model: Path) -> None:
+    with pytest.raises(ConfigError, match="500Gi do not fit the device") as caught:
+        start(model, {"kvCacheMemory": "500Gi"})
+    assert caught.value.where == "engine.kvCacheMemory"
