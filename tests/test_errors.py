@@ -18,6 +18,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "RequestError": 2,
     "ModelError": 3,
+    "SourceError": 3,
     "CompileError": 4,
     "GraphBreakError": 4,
     "NumericalGateError": 4,
@@ -25,6 +26,7 @@ EXIT_CODES = {
     "CaptureError": 6,
     "EngineError": 7,
     "OverloadedError": 7,
+    "DownloadError": 8,
 }
 HTTP_STATUS = {"ConfigError": 400, "RequestError": 400, "OverloadedError": 429}
 

@@ -4,13 +4,15 @@
     ├── ConfigError                exit 2, HTTP 400   a document, option or environment variable
     ├── RequestError               exit 2, HTTP 400   an HTTP request that cannot be served as asked
     ├── ModelError                 exit 3             weights, tokenizer or architecture
+    │   └── SourceError                               the place of the weights refuses, or has no such model
     ├── CompileError               exit 4             tracing, splitting or compiling a model
     │   ├── GraphBreakError                           the forward did not trace into one graph
     │   └── NumericalGateError                        compiled output left the tolerance
     ├── CacheError                 exit 5             the compile cache: missing, stale, corrupt, full
     ├── CaptureError               exit 6             recording or replaying a static graph
     ├── EngineError                exit 7, HTTP 500   the engine process
-    └── OverloadedError            exit 7, HTTP 429   the queue is full
+    ├── OverloadedError            exit 7, HTTP 429   the queue is full
+    └── DownloadError              exit 8             network, server or disk: another try may do
 
 Every error says what happened, where, and what to do about it.  The exit codes are documented in
 ``docs/cli.md`` and tested; 0 is success and 130 is an interrupt.
@@ -25,6 +27,7 @@ __all__ = [
     "CaptureError",
     "CompileError",
     "ConfigError",
+    "DownloadError",
     "EngineError",
     "GraphBreakError",
     "KerfError",
@@ -32,6 +35,7 @@ __all__ = [
     "NumericalGateError",
     "OverloadedError",
     "RequestError",
+    "SourceError",
 ]
 
 
@@ -86,6 +90,10 @@ class ModelError(KerfError):
     exit_code = 3
 
 
+class SourceError(ModelError):
+    """The hub or the bucket does not have the model, or does not let us read it; another try will not do."""
+
+
 class CompileError(KerfError):
     """A model could not be traced, split or compiled."""
 
@@ -122,3 +130,9 @@ class OverloadedError(EngineError):
     """The waiting queue is full; the client should retry later."""
 
     http_status = 429
+
+
+class DownloadError(KerfError):
+    """Weights could not be downloaded now: no network, a failing server, a full disk; another try may do."""
+
+    exit_code = 8

@@ -68,6 +68,11 @@ code_factors = st.fixed_dictionaries(
                 {"pvc": {"claimName": "models"}},
                 {"pvc": {"claimName": "models", "path": "a"}},
                 {"oci": {"reference": "registry/models"}},
+                {"huggingFace": {"repo": "models"}},
+                {"huggingFace": {"repo": "models", "revision": "main"}},
+                {"huggingFace": {"repo": "models", "revision": "v2"}},
+                {"s3": {"bucket": "models"}},
+                {"s3": {"bucket": "models", "endpoint": "http://minio:9000"}},
             ]
         ),
         "dtype": st.sampled_from([dtype.value for dtype in DType]),

@@ -96,12 +96,49 @@ def test_all_wrong_fields_are_named_at_once(write):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({}, "set exactly one of pvc, oci"),
+        ({}, "set exactly one of pvc, oci, huggingFace, s3"),
         ({"pvc": {"claimName": "a"}, "oci": {"reference": "b"}}, "set exactly one of pvc, oci"),
+        ({"huggingFace": {"repo": "a"}, "s3": {"bucket": "bbb"}}, "set exactly one of pvc, oci"),
+        (
+            {"oci": {"reference": "b"}, "huggingFace": {"repo": "a"}, "s3": {"bucket": "bbb"}},
+            "set exactly one of pvc, oci",
+        ),
     ],
 )
 def test_a_model_has_exactly_one_source(write, source, message):
     assert f"model.source: {message}" in fails(write(document({"model": {"source": source}})))
+
+
+def test_a_volume_for_downloads_needs_a_source_that_is_downloaded(write):
+    model = {**MODEL, "volume": {"existingClaim": "weights"}}
+    assert "model: volume keeps downloaded weights" in fails(write(document({"model": model})))
+
+
+@pytest.mark.parametrize("repo", ["", "a/b/c", "../b", "a/..", "https://hub/a", "a b", "a/"])
+def test_a_repository_is_a_name_and_not_an_address(write, repo):
+    source = {"huggingFace": {"repo": repo}}
+    assert "model.source.huggingFace.repo" in fails(write(document({"model": {"source": source}})))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bucket", "a"),
+        ("bucket", "a/b"),
+        ("prefix", "/a"),
+        ("prefix", "a//b"),
+        ("prefix", "../a"),
+        ("endpoint", "minio:9000"),
+        ("endpoint", "ftp://minio"),
+        ("endpoint", "http://minio/path"),
+        ("endpoint", "http://user:password@minio"),
+        ("region", "eu west"),
+    ],
+)
+def test_what_cannot_name_a_place_in_s3_is_refused(write, field, value):
+    source = {"s3": {"bucket": "models", field: value}}
+    text = fails(write(document({"model": {"source": source}})))
+    assert f"model.source.s3.{field}" in text
 
 
 @pytest.mark.parametrize("name", ["", " ", "mm", "aten::", "aten::mm::x", "aten.mm", "aten::mm."])

@@ -100,11 +100,61 @@ def test_the_key_is_unchanged_by(parts):
         {"model": {"source": {"pvc": {"claimName": "models", "path": "other.gguf"}}}},
         {"model": {"source": {"pvc": {"claimName": "other", "path": "model.gguf"}}}},
         {"model": {"source": {"oci": {"reference": "registry/model:1"}}}},
+        {"model": {"source": {"huggingFace": {"repo": "org/model"}}}},
+        {"model": {"source": {"s3": {"bucket": "models"}}}},
     ],
     ids=str,
 )
 def test_the_key_is_changed_by(parts):
     assert key(spec(**parts)) != key(BASE)
+
+
+HUB = {"repo": "org/model"}
+BUCKET = {"bucket": "models", "prefix": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("plain", "opened"),
+    [
+        (
+            {"source": {"huggingFace": HUB}},
+            {"source": {"huggingFace": {**HUB, "tokenSecretRef": {"name": "hub"}}}},
+        ),
+        (
+            {"source": {"huggingFace": HUB}},
+            {"source": {"huggingFace": HUB}, "volume": {"existingClaim": "weights"}},
+        ),
+        (
+            {"source": {"s3": BUCKET}},
+            {"source": {"s3": {**BUCKET, "credentialsSecretRef": {"name": "minio"}}}},
+        ),
+    ],
+    ids=["token", "volume", "credentials"],
+)
+def test_secrets_and_the_place_of_a_download_are_no_part_of_the_model(plain, opened):
+    with_secret, without = spec(model=opened), spec(model=plain)
+    assert key(with_secret) == key(without)
+    assert compile_document(with_secret) == compile_document(without)
+    assert "Secret" not in json.dumps(compile_document(with_secret))
+
+
+def test_the_default_revision_is_main_by_another_name():
+    named = {"source": {"huggingFace": {**HUB, "revision": "main"}}}
+    assert key(spec(model=named)) == key(spec(model={"source": {"huggingFace": HUB}}))
+
+
+def test_a_download_folder_has_a_readable_name_of_its_own_for_every_source():
+    sources = [
+        {"huggingFace": HUB},
+        {"huggingFace": {**HUB, "revision": "v2"}},
+        {"huggingFace": {**HUB, "path": "small"}},
+        {"s3": BUCKET},
+        {"s3": {**BUCKET, "endpoint": "http://minio:9000"}},
+    ]
+    folders = [spec(model={"source": source}).model.source.download_folder for source in sources]
+    assert len(set(folders)) == len(folders)
+    assert folders[0].startswith("org-model-main-")
+    assert folders[3].startswith("models-llama-")
 
 
 def test_every_change_of_the_list_gives_a_key_of_its_own():

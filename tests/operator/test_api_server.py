@@ -17,6 +17,8 @@ pytestmark = pytest.mark.control_plane
 
 PVC = {"pvc": {"claimName": "models"}}
 OCI = {"oci": {"reference": "registry.test/model:1"}}
+HUB = {"huggingFace": {"repo": "org/model"}}
+S3 = {"s3": {"bucket": "models", "prefix": "llama"}}
 
 
 def mdep(name: str = "chat", **spec: Any) -> dict[str, Any]:
@@ -45,6 +47,26 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         "two sources",
         mdep(model={"source": PVC | OCI}),
         ("spec.model.source", "exactly one of pvc, oci"),
+    ),
+    (
+        "three sources",
+        mdep(model={"source": OCI | HUB | S3}),
+        ("spec.model.source", "exactly one of pvc, oci, huggingFace, s3"),
+    ),
+    (
+        "a volume for downloads of a claim",
+        mdep(model={"source": PVC, "volume": {"existingClaim": "weights"}}),
+        ("spec.model", "it needs source huggingFace or s3"),
+    ),
+    (
+        "a repository that is an address",
+        mdep(model={"source": {"huggingFace": {"repo": "https://hub.test/org/model"}}}),
+        ("spec.model.source.huggingFace.repo",),
+    ),
+    (
+        "an endpoint without a scheme",
+        mdep(model={"source": {"s3": {"bucket": "models", "endpoint": "minio:9000"}}}),
+        ("spec.model.source.s3.endpoint",),
     ),
     ("no source", mdep(model={"source": {}}), ("spec.model.source", "exactly one of pvc, oci")),
     (
@@ -172,6 +194,37 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("the smallest", {**mdep(), "spec": {"model": {"source": PVC}}}),
     ("an OCI image", mdep(model={"source": OCI})),
+    (
+        "the hub",
+        mdep(
+            model={
+                "source": {
+                    "huggingFace": {
+                        "repo": "org/model",
+                        "path": "model.gguf",
+                        "tokenSecretRef": {"name": "hub"},
+                    }
+                },
+                "volume": {"existingClaim": "weights"},
+            }
+        ),
+    ),
+    (
+        "a bucket",
+        mdep(
+            model={
+                "source": {
+                    "s3": {
+                        "bucket": "models",
+                        "prefix": "llama/",
+                        "endpoint": "http://minio.storage:9000",
+                        "region": "eu-west-1",
+                        "credentialsSecretRef": {"name": "minio"},
+                    }
+                }
+            }
+        ),
+    ),
     ("autoscaling without replicas", mdep(autoscaling={"maxReplicas": 3})),
     ("no pods", mdep(replicas=0)),
     *((f"level {level}", mdep(compilation={"level": level})) for level in (0, 1, 2)),

@@ -20,12 +20,39 @@ from kerf_operator.api.cache import CompileCacheSpec
 from kerf_operator.preview import preview_objects
 from kerf_operator.render import render_compile_cache, render_job
 from kerf_runtime.config import ModelDeploymentDocument, parse_document
+from kerf_runtime.errors import DownloadError, SourceError
 
 GOLDEN = Path(__file__).parent / "golden"
 
 CASES: dict[str, dict[str, Any]] = {
     "minimal": {},
     "level-0": {"compilation": {"level": 0, "cudagraphMode": "NONE"}, "replicas": 0},
+    "hub": {
+        "model": {
+            "source": {
+                "huggingFace": {
+                    "repo": "org/model",
+                    "revision": "v2",
+                    "tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"},
+                }
+            },
+            "volume": {"existingClaim": "weights"},
+        },
+        "resources": {"limits": {"memory": "8Gi"}},
+    },
+    "s3": {
+        "model": {
+            "source": {
+                "s3": {
+                    "bucket": "models",
+                    "prefix": "llama/model.gguf",
+                    "endpoint": "http://minio.storage:9000",
+                    "credentialsSecretRef": {"name": "minio"},
+                }
+            }
+        },
+        "compilation": {"level": 0, "cudagraphMode": "NONE"},
+    },
     "everything": {
         "model": {
             "source": {"oci": {"reference": "registry.test/model:1", "path": "weights"}},
@@ -102,7 +129,7 @@ def test_every_pod_meets_the_restricted_standard(name: str) -> None:
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         allowed = {"persistentVolumeClaim", "emptyDir", "image"}
         assert all(set(volume) - {"name"} <= allowed for volume in spec["volumes"])
-        for container in spec["containers"]:
+        for container in spec["containers"] + spec.get("initContainers", []):
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
@@ -133,6 +160,50 @@ def test_the_runtime_can_parse_the_document_that_pods_get(name: str) -> None:
         env = {item["name"]: item["value"] for item in spec["containers"][0]["env"]}
         document = parse_document(json.loads(env["KERF_DEPLOYMENT"]), where="KERF_DEPLOYMENT")
         assert document.spec.replicas is None
+
+
+@pytest.mark.parametrize("name", ["hub", "s3"])
+def test_only_the_container_that_downloads_sees_credentials_and_writes_to_the_model(
+    name: str,
+) -> None:
+    for spec in pods(rendered(**CASES[name])):
+        download, kerf = spec["initContainers"][0], spec["containers"][0]
+        assert any("secretKeyRef" in item.get("valueFrom", {}) for item in download["env"])
+        assert not any("valueFrom" in item for item in kerf["env"])
+        volume = next(v for v in spec["volumes"] if v["name"] == "model")
+        assert "readOnly" not in volume.get("persistentVolumeClaim", {})
+        for container, read_only in ((download, None), (kerf, True)):
+            mount = next(m for m in container["volumeMounts"] if m["name"] == "model")
+            assert mount.get("readOnly") is read_only
+
+
+@pytest.mark.parametrize("name", ["hub", "s3"])
+def test_the_runtime_looks_for_the_model_where_the_download_leaves_it(name: str) -> None:
+    for spec in pods(rendered(**CASES[name])):
+        download, kerf = spec["initContainers"][0], spec["containers"][0]
+        env = {item["name"]: item.get("value") for item in download["env"]}
+        source = parse_document(json.loads(env["KERF_DEPLOYMENT"]), where="x").spec.model.source
+        root = download["args"][download["args"].index("--model-dir") + 1]
+        path = kerf["args"][kerf["args"].index("--model-path") + 1]
+        file = f"/{source.path}" if source.path else ""
+        assert path == f"{root}/{source.download_folder}/current{file}"
+
+
+def test_a_model_that_is_mounted_needs_no_init_container() -> None:
+    assert not any("initContainers" in spec for spec in pods(rendered()))
+
+
+def test_another_secret_or_claim_is_another_job_and_not_another_cache() -> None:
+    def job_and_cache(**source: Any) -> tuple[str, str]:
+        hub = {"huggingFace": {"repo": "org/model", **source}}
+        objects = rendered(model={"source": hub})
+        names = {obj["kind"]: obj["metadata"]["name"] for obj in objects}
+        return names["Job"], names["CompileCache"]
+
+    plain = job_and_cache()
+    opened = job_and_cache(tokenSecretRef={"name": "hub"})
+    assert opened[0] != plain[0]
+    assert opened[1] == plain[1]
 
 
 def test_a_stopping_pod_gets_longer_than_its_drain() -> None:
@@ -205,7 +276,16 @@ def test_errors_that_another_try_cannot_mend_end_the_job() -> None:
     job = next(obj for obj in rendered() if obj["kind"] == "Job")
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert rules[1]["onExitCodes"]["values"] == [2, 3, 4]
+    assert len(rules) == 2
     assert rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
+
+
+def test_a_source_that_refuses_ends_the_job_and_a_network_that_fails_does_not() -> None:
+    job = next(obj for obj in rendered(**CASES["hub"]) if obj["kind"] == "Job")
+    rule = job["spec"]["podFailurePolicy"]["rules"][2]["onExitCodes"]
+    assert rule["containerName"] == job["spec"]["template"]["spec"]["initContainers"][0]["name"]
+    assert SourceError.exit_code in rule["values"]
+    assert DownloadError.exit_code not in rule["values"]
 
 
 def test_an_autoscaled_deployment_is_rendered_without_replicas() -> None:

@@ -237,6 +237,24 @@ def test_what_is_wrong_with_a_pod_is_said(
     assert status["phase"] == "Failed"
 
 
+def test_what_is_wrong_with_a_download_is_said() -> None:
+    obs, target = serving()
+    error = {"reason": "Source", "message": "hub org/model@main: 401: the hub does not accept it"}
+    broken = pod("chat-0", target=target, ready=False)
+    broken["status"]["initContainerStatuses"] = [
+        {
+            "name": "download",
+            "ready": False,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"exitCode": 3, "message": json.dumps({"error": error})}},
+        }
+    ]
+    waiting = deployment(obs.resource, ready=0, spec={"replicas": 1})
+    status = fold(replace(obs, pods=(broken,), reports={}, deployment=waiting), target)
+    assert condition(status, "Ready") == ("False", "Source")
+    assert "401: the hub does not accept it" in status["lastFailure"]["message"]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

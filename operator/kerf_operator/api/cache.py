@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from kerf_runtime.config import ConfigModel
-from kerf_runtime.config.deployment import DnsName, ImagePullPolicy, ResourceRequirements
+from kerf_runtime.config.deployment import ImagePullPolicy, ResourceRequirements
+from kerf_runtime.config.source import DnsName, DownloadSettings
 
 __all__ = ["CompileCacheSpec", "JobSettings"]
 
@@ -37,6 +38,10 @@ class JobSettings(ConfigModel):
         [],
         max_length=16,
         description="Names of Secrets for pulling the image. Default: none.",
+    )
+    download: DownloadSettings | None = Field(
+        None,
+        description="How weights of huggingFace and s3 are downloaded. Default: without any Secret.",
     )
 
 

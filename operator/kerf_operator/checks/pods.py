@@ -27,7 +27,10 @@ def check_pod(pod: JsonObject, *, component: str) -> Finding | None:
     """Why one pod does not run; None when nothing is wrong with it."""
     name = pod["metadata"]["name"]
     status = pod.get("status") or {}
-    for container in status.get("containerStatuses") or []:
+    for container in (
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ):
         found = _check_container(container, name, component)
         if found is not None:
             return found
@@ -49,7 +52,7 @@ def _check_unscheduled(pod: str, message: str, component: str) -> Finding:
         return Finding(
             "ClaimNotFound",
             f"pod {pod} needs a claim that does not exist: {message}. Create it, or correct "
-            "model.source.pvc.claimName",
+            "model.source.pvc.claimName or model.volume.existingClaim",
             component,
             pod=pod,
         )

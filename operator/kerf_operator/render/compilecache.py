@@ -13,18 +13,21 @@ from kerf_operator.api.cache import JobSettings
 from kerf_operator.api.names import CACHE_KIND, labels, owner_reference
 from kerf_operator.render.target import Target
 from kerf_runtime.config import API_VERSION, ModelDeploymentSpec, compile_document
+from kerf_runtime.config.source import DownloadSettings
 
 __all__ = ["job_settings", "render_compile_cache", "render_release"]
 
 
 def job_settings(spec: ModelDeploymentSpec) -> dict[str, Any]:
     """The Job settings that ``spec`` asks for; resources default to those of the serving pods."""
+    download = DownloadSettings.of(spec.model.source, spec.model.volume)
     settings = JobSettings(
         backoff_limit=spec.compile.job.backoff_limit,
         active_deadline_seconds=spec.compile.job.active_deadline_seconds,
         resources=spec.compile.job.resources or spec.resources,
         image_pull_policy=spec.image_pull_policy,
         image_pull_secrets=spec.image_pull_secrets,
+        download=None if download == DownloadSettings() else download,
     )
     return settings.to_document()
 

@@ -21,14 +21,15 @@ from kerf_operator.render.pod import (
     CACHE_MOUNT,
     container_security,
     environment,
-    model_path,
     mounts,
     pod_security,
     resource_requirements,
     runtime_document,
     volumes,
 )
+from kerf_operator.render.weights import download_container, model_mount, model_path, model_volume
 from kerf_runtime.config import ModelDeploymentSpec
+from kerf_runtime.config.source import DownloadSettings
 
 __all__ = [
     "PORT",
@@ -80,12 +81,14 @@ def render_pod_template(
     if claim is not None:
         arguments += ["--cache-dir", CACHE_MOUNT, "--cache-read-only"]
     arguments += ["--host", "0.0.0.0", "--port", str(PORT)]
+    source, settings = spec.model.source, DownloadSettings.of(spec.model.source, spec.model.volume)
+    document = runtime_document(name, serving_document(spec))
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(),
         "terminationGracePeriodSeconds": spec.drain_seconds + ENDPOINT_SECONDS + DRAIN_MARGIN,
-        "volumes": volumes(spec.model.source, cache_claim=claim, cache_read_only=True),
+        "volumes": volumes(model_volume(source, settings), cache_claim=claim, cache_read_only=True),
         "containers": [
             {
                 "name": "kerf",
@@ -93,13 +96,11 @@ def render_pod_template(
                 "imagePullPolicy": spec.image_pull_policy.value,
                 "command": ["kerf"],
                 "args": arguments,
-                "env": environment(
-                    document=runtime_document(name, serving_document(spec)),
-                    image=image,
-                    cache_key=key,
-                ),
+                "env": environment(document=document, image=image, cache_key=key),
                 "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-                "volumeMounts": mounts(cache=claim is not None, cache_read_only=True),
+                "volumeMounts": mounts(
+                    model_mount(), cache=claim is not None, cache_read_only=True
+                ),
                 "securityContext": container_security(),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "resources": resource_requirements(spec.resources),
@@ -114,6 +115,16 @@ def render_pod_template(
             }
         ],
     }
+    download = download_container(
+        source,
+        settings,
+        image=image,
+        pull_policy=spec.image_pull_policy,
+        document=document,
+        resources=spec.resources,
+    )
+    if download:
+        pod["initContainers"] = download
     if spec.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in spec.image_pull_secrets]
     metadata: dict[str, Any] = {"labels": labels(SERVING, deployment=name)}

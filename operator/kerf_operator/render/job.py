@@ -21,12 +21,17 @@ from kerf_operator.render.pod import (
     CACHE_MOUNT,
     container_security,
     environment,
-    model_path,
     mounts,
     pod_security,
     resource_requirements,
     runtime_document,
     volumes,
+)
+from kerf_operator.render.weights import (
+    download_container,
+    model_mount,
+    model_path,
+    model_volume,
 )
 from kerf_runtime.config import ModelDeploymentSpec, digest
 from kerf_runtime.errors import CompileError, ConfigError, ModelError
@@ -57,12 +62,25 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
     deployment = ModelDeploymentSpec.model_validate(spec.document)
     source = deployment.model.source
     metadata_labels = labels(COMPILE, cache=name)
+    document = runtime_document(f"cache-{spec.key}", spec.document)
+    download = download_container(
+        source,
+        spec.job.download,
+        image=spec.image,
+        pull_policy=spec.job.image_pull_policy,
+        document=document,
+        resources=spec.job.resources,
+    )
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(),
-        "volumes": volumes(source, cache_claim=spec.claim_name, cache_read_only=False),
+        "volumes": volumes(
+            model_volume(source, spec.job.download),
+            cache_claim=spec.claim_name,
+            cache_read_only=False,
+        ),
         "containers": [
             {
                 "name": "kerf",
@@ -78,12 +96,8 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
                     "--result-file",
                     RESULT_FILE,
                 ],
-                "env": environment(
-                    document=runtime_document(f"cache-{spec.key}", spec.document),
-                    image=spec.image,
-                    cache_key=spec.key,
-                ),
-                "volumeMounts": mounts(cache=True, cache_read_only=False),
+                "env": environment(document=document, image=spec.image, cache_key=spec.key),
+                "volumeMounts": mounts(model_mount(), cache=True, cache_read_only=False),
                 "securityContext": container_security(),
                 "terminationMessagePath": RESULT_FILE,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -91,6 +105,8 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
             }
         ],
     }
+    if download:
+        pod["initContainers"] = download
     if spec.job.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in spec.job.image_pull_secrets]
     return {
@@ -112,14 +128,17 @@ def render_job(cache: dict[str, Any], spec: CompileCacheSpec, *, claim_uid: str)
                         "action": "Ignore",
                         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
                     },
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": "kerf",
-                            "operator": "In",
-                            "values": FINAL_EXIT_CODES,
-                        },
-                    },
+                    *(
+                        {
+                            "action": "FailJob",
+                            "onExitCodes": {
+                                "containerName": container["name"],
+                                "operator": "In",
+                                "values": FINAL_EXIT_CODES,
+                            },
+                        }
+                        for container in [*pod["containers"], *download]
+                    ),
                 ]
             },
             "template": {"metadata": {"labels": metadata_labels}, "spec": pod},

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kerf_runtime.config import API_VERSION, KIND
-from kerf_runtime.config.deployment import ModelSource, ResourceRequirements
-from kerf_runtime.config.key import canonical_json
+from kerf_runtime.config.base import canonical_json
+from kerf_runtime.config.deployment import ResourceRequirements
 
 __all__ = [
     "CACHE_MOUNT",
-    "MODEL_MOUNT",
     "container_security",
     "environment",
-    "model_path",
     "mounts",
     "pod_security",
     "resource_requirements",
@@ -21,7 +19,6 @@ __all__ = [
     "volumes",
 ]
 
-MODEL_MOUNT = "/model"
 CACHE_MOUNT = "/cache"
 USER_ID = 65532
 SHARED_MEMORY = "1Gi"
@@ -34,11 +31,6 @@ def runtime_document(name: str, spec: dict[str, Any]) -> str:
     )
 
 
-def model_path(source: ModelSource) -> str:
-    """Path of the model inside the container."""
-    return f"{MODEL_MOUNT}/{source.path}" if source.path else MODEL_MOUNT
-
-
 def environment(*, document: str, image: str, cache_key: str | None) -> list[dict[str, str]]:
     """Environment of the runtime container; nothing of it comes from a pod's place or time."""
     values = {"KERF_DEPLOYMENT": document, "KERF_IMAGE": image, "HOME": "/tmp", "TMPDIR": "/tmp"}
@@ -48,24 +40,10 @@ def environment(*, document: str, image: str, cache_key: str | None) -> list[dic
 
 
 def volumes(
-    source: ModelSource, *, cache_claim: str | None, cache_read_only: bool
+    model: dict[str, Any], *, cache_claim: str | None, cache_read_only: bool
 ) -> list[dict[str, Any]]:
-    """The pod's volumes: the model, the cache if there is one, and every folder that is written to."""
-    found: list[dict[str, Any]] = []
-    if source.pvc is not None:
-        found.append(
-            {
-                "name": "model",
-                "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True},
-            }
-        )
-    elif source.oci is not None:
-        found.append(
-            {
-                "name": "model",
-                "image": {"reference": source.oci.reference, "pullPolicy": "IfNotPresent"},
-            }
-        )
+    """The pod's volumes: ``model``, the cache if there is one, and every folder that is written to."""
+    found: list[dict[str, Any]] = [model]
     if cache_claim is not None:
         claim: dict[str, Any] = {"claimName": cache_claim}
         if cache_read_only:
@@ -76,9 +54,9 @@ def volumes(
     return found
 
 
-def mounts(*, cache: bool, cache_read_only: bool) -> list[dict[str, Any]]:
-    """Where the volumes are mounted."""
-    found: list[dict[str, Any]] = [{"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True}]
+def mounts(model: dict[str, Any], *, cache: bool, cache_read_only: bool) -> list[dict[str, Any]]:
+    """Where the volumes are mounted; ``model`` is the mount of the model."""
+    found: list[dict[str, Any]] = [model]
     if cache:
         mount: dict[str, Any] = {"name": "cache", "mountPath": CACHE_MOUNT}
         if cache_read_only:

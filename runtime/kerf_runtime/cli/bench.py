@@ -79,8 +79,10 @@ def latency(
     """Prefill and decode-step times: eager, compiled, and compiled with graphs, in one run."""
     from kerf_runtime.cli.bench_latency import Workload, measure, print_table
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
+    model_path = find_model(document, model_path, as_json=as_json)
     args = engine_args(document, model_path=model_path, cache_dir=None)
     workload = Workload(
         batches=batches or (1, 8),
@@ -111,8 +113,10 @@ def startup(
     """Start-up phases of `kerf serve` with an empty and with a filled compile cache."""
     from kerf_runtime.cli.bench_startup import measure, print_table
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
+    model_path = find_model(document, model_path, as_json=as_json)
     args = engine_args(document, model_path=model_path, cache_dir=None)
     result = measure(document, args.model_path, repeats=repeats)
     _finish(result, output, as_json=as_json, table=print_table)
@@ -137,8 +141,10 @@ def capture(
     """Time and memory of recording every graph, per captured size, in fresh processes."""
     from kerf_runtime.cli.bench_capture import measure, print_table
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
+    model_path = find_model(document, model_path, as_json=as_json)
     args = engine_args(document, model_path=model_path, cache_dir=None)
     result = measure(document, args.model_path, repeats=repeats)
     _finish(result, output, as_json=as_json, table=print_table)
@@ -324,8 +330,10 @@ def _server(
         return
     from kerf_runtime.cli.bench_server import started_server, write_document
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
+    model_path = find_model(document, model_path, as_json=as_json)
     args = engine_args(document, model_path=model_path, cache_dir=None)
     with tempfile.TemporaryDirectory(prefix="kerf-bench-") as folder:
         written = write_document(document, Path(folder))

@@ -122,7 +122,7 @@ def _model_name(identity: dict[str, Any]) -> str:
     """One short text for what the key's model is identified by."""
     if "configSha256" in identity:
         return f"config {identity['configSha256'][:12]}"
-    source = identity.get("pvc") or identity.get("oci") or {}
+    source: dict[str, Any] = next(iter(identity.values()), {})
     return "/".join(str(part) for part in source.values())
 
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +17,7 @@ from kerf_runtime.cli.options import (
     model_path_option,
 )
 from kerf_runtime.cli.output import echo_json, human_bytes, human_seconds
+from kerf_runtime.cli.result import result_file_option, written_result
 from kerf_runtime.engine.threads import prepare_environment
 from kerf_runtime.errors import ConfigError, KerfError
 
@@ -32,20 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_command", "compile_into_cache"]
 
-_RESULT_LIMIT = 4096
-"""Bytes of a termination message that Kubernetes keeps."""
-EXIT_TERMINATED = 143
-
 
 @click.command("compile")
 @document_options
 @model_path_option
 @cache_dir_option
-@click.option(
-    "--result-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the result or the error there as JSON.",
-)
+@result_file_option
 @json_option
 def compile_command(
     file: Path | None,
@@ -59,19 +46,8 @@ def compile_command(
 
     Does nothing but verify when the cache already holds the key.
     """
-    from kerf_runtime.cli.root import describe_error
-
-    if result_file is not None:
-        _check_writable(result_file)
-    try:
-        with _terminable():
-            result = _compile(file, overrides, model_path, cache_dir, as_json=as_json)
-    except Exception as error:
-        if result_file is not None:
-            _write_result(result_file, {"error": describe_error(error)})
-        raise
-    if result_file is not None:
-        _write_result(result_file, result)
+    with written_result(result_file) as result:
+        result.update(_compile(file, overrides, model_path, cache_dir, as_json=as_json))
     if as_json:
         echo_json({"event": "done", **result})
     else:
@@ -91,6 +67,7 @@ def _compile(
 ) -> dict[str, Any]:
     from kerf_runtime.cache.session import DISABLE_VARIABLE, cache_disabled
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
     from kerf_runtime.cli.progress import open_progress
     from kerf_runtime.config import needs_compile_cache
 
@@ -107,6 +84,7 @@ def _compile(
             where="compilation.level",
             hint="Set level 3, or serve without compiling",
         )
+    model_path = find_model(document, model_path, as_json=as_json)
     args = engine_args(document, model_path=model_path, cache_dir=cache_dir or default_cache_dir())
     with open_progress(as_json=as_json) as progress:
         result = compile_into_cache(args, progress)
@@ -157,44 +135,3 @@ def compile_into_cache(args: EngineArgs, progress: PhaseProgress) -> dict[str, A
         "gate": dict(manifest.gate),
         "phases": {name: round(value, 3) for name, value in clock.seconds.items()},
     }
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an orderly exit, so that staging folders and helpers are cleaned up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a result file that could not be written in the end, before any time is spent."""
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        missing = "" if path.parent.is_dir() else f": there is no folder {path.parent}"
-        raise ConfigError(
-            f"the result could not be written{missing}",
-            where=f"--result-file {path}",
-            hint="Name a file in a folder that exists and can be written",
-        )
-
-
-def _write_result(path: Path, result: dict[str, Any]) -> None:
-    """The result as JSON; an error's message is shortened until Kubernetes keeps the whole file."""
-    text = json.dumps(result)
-    excess = len(text.encode()) - _RESULT_LIMIT
-    if excess > 0 and "error" in result:
-        message = result["error"]["message"]
-        shorter = message[: max(len(message) - excess - 3, 0)] + "..."
-        text = json.dumps({"error": {**result["error"], "message": shorter}})
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the result: {error.strerror}", where=f"--result-file {path}"
-        ) from None

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kerf_runtime.errors import ConfigError
-
 if TYPE_CHECKING:
     from kerf_runtime.config import ModelDeploymentDocument
     from kerf_runtime.engine.args import EngineArgs
@@ -59,7 +57,8 @@ def model_path_option(command: F) -> F:
     return click.option(
         "--model-path",
         type=click.Path(path_type=Path),
-        help="Folder (config.json, *.safetensors, tokenizer.json) or GGUF file.",
+        help="Folder (config.json, *.safetensors, tokenizer.json) or GGUF file. Default: the document's "
+        "source, if it is one to download from.",
     )(command)
 
 
@@ -88,7 +87,7 @@ def default_cache_dir() -> Path:
 def engine_args(
     document: ModelDeploymentDocument,
     *,
-    model_path: Path | None,
+    model_path: Path,
     cache_dir: Path | None,
     cache_read_only: bool = False,
     debug_dump_path: Path | None = None,
@@ -96,19 +95,12 @@ def engine_args(
     """What the engine starts with; ``KERF_IMAGE`` and ``KERF_CACHE_KEY`` come from the environment.
 
     Raises:
-        ConfigError: no model path; the document names a volume, which only a cluster can mount.
         ModelError: there is no usable model at the path.
     """
     from kerf_runtime.cli.document import raw_document
     from kerf_runtime.engine.args import EngineArgs
     from kerf_runtime.models import read_model_config
 
-    if model_path is None:
-        raise ConfigError(
-            "no model was given: outside a cluster the volume that the document names is not mounted",
-            where="--model-path",
-            hint="Pass --model-path with the folder or GGUF file that the volume holds",
-        )
     read_model_config(model_path)  # a wrong path must not cost the time to start an engine
     return EngineArgs(
         document=raw_document(document),

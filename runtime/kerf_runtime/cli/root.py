@@ -28,6 +28,7 @@ _COMMANDS = {
     "run": "kerf_runtime.cli.serve:run",
     "serve": "kerf_runtime.cli.serve:serve",
     "compile": "kerf_runtime.cli.compile:compile_command",
+    "download": "kerf_runtime.cli.model:download_command",
     "validate": "kerf_runtime.cli.validate:validate",
     "plan": "kerf_runtime.cli.plan:plan",
     "bench": "kerf_runtime.cli.bench:bench",

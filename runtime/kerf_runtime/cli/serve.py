@@ -71,11 +71,12 @@ def run(
     start compiles nothing.
     """
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
     args = engine_args(
         document,
-        model_path=model_path,
+        model_path=find_model(document, model_path, as_json=as_json),
         cache_dir=cache_dir or default_cache_dir(),
         debug_dump_path=debug_dump_path,
     )
@@ -102,11 +103,12 @@ def serve(
 ) -> None:
     """Serve a model as pods do: no cache unless --cache-dir names one."""
     from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
 
     document = read_document(file, overrides)
     args = engine_args(
         document,
-        model_path=model_path,
+        model_path=find_model(document, model_path, as_json=as_json),
         cache_dir=cache_dir,
         cache_read_only=cache_read_only,
         debug_dump_path=debug_dump_path,

@@ -7,6 +7,8 @@ derive from it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from fractions import Fraction
 from typing import Annotated, Any
@@ -16,7 +18,14 @@ from pydantic.alias_generators import to_camel
 
 from kerf_runtime.errors import ConfigError
 
-__all__ = ["ConfigModel", "Quantity", "config_error", "parse_quantity"]
+__all__ = [
+    "ConfigModel",
+    "Quantity",
+    "canonical_json",
+    "config_error",
+    "digest",
+    "parse_quantity",
+]
 
 _QUANTITY = re.compile(r"^(?P<number>\d+(?:\.\d+)?)(?P<suffix>Ki|Mi|Gi|Ti|k|M|G|T)?$", re.ASCII)
 _SUFFIX = {
@@ -42,6 +51,16 @@ class ConfigModel(BaseModel):
     def to_document(self) -> dict[str, Any]:
         """The camelCase document of what was set, ready for YAML or JSON."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical JSON of ``value``, as 64 hex digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def parse_quantity(text: str) -> int:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from kerf_runtime.config.base import ConfigModel, Quantity
 from kerf_runtime.config.compilation import SIZE_RULES, CompilationConfig, check_sizes
 from kerf_runtime.config.engine import EngineConfig
+from kerf_runtime.config.source import DnsName, ModelSource, ModelVolume
 
 __all__ = [
     "API_VERSION",
@@ -31,11 +32,8 @@ __all__ = [
     "DeletionPolicy",
     "ImagePullPolicy",
     "ModelDeploymentSpec",
-    "ModelSource",
     "ModelSpec",
-    "OciSource",
     "ProbesSpec",
-    "PvcSource",
     "ResourceRequirements",
     "ServiceSpec",
 ]
@@ -45,13 +43,6 @@ KIND = "ModelDeployment"
 NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of ModelDeployments: the Service and the Deployment are called the same."""
 NAME_MAX_LENGTH = 52
-
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
-RelativePath = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$", max_length=512),
-]
 
 
 def _number_to_text(value: object) -> object:
@@ -69,60 +60,36 @@ ResourceQuantity = Annotated[
 """An amount of cpu, memory or devices, as in a pod: ``500m``, ``2``, ``4Gi``."""
 
 
-class PvcSource(ConfigModel):
-    """A folder on a PersistentVolumeClaim of the same namespace, mounted read-only."""
-
-    claim_name: DnsName = Field(description="Name of the claim that holds the model.")
-    path: RelativePath | None = Field(
-        None, description="Folder or GGUF file inside the claim. Default: the root of the claim."
-    )
-
-
-class OciSource(ConfigModel):
-    """A folder of an OCI image, mounted read-only as an image volume (needs Kubernetes' ImageVolume)."""
-
-    reference: str = Field(
-        min_length=1, max_length=512, description="Image reference, best with a digest."
-    )
-    path: RelativePath | None = Field(
-        None, description="Folder or GGUF file inside the image. Default: the root of the image."
-    )
-
-
-class ModelSource(ConfigModel):
-    """Where the weights come from: exactly one of the fields."""
-
-    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
-        ("has(self.pvc) != has(self.oci)", "set exactly one of pvc, oci"),
-    )
-
-    pvc: PvcSource | None = Field(None, description="A folder on a PersistentVolumeClaim.")
-    oci: OciSource | None = Field(None, description="A folder of an OCI image.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.pvc is None) == (self.oci is None):
-            raise ValueError("set exactly one of pvc, oci")
-        return self
-
-    @property
-    def path(self) -> str | None:
-        """Folder or file below the root of the volume."""
-        source = self.pvc or self.oci
-        assert source is not None  # the validator holds
-        return source.path
-
-
 class ModelSpec(ConfigModel):
     """The model to serve."""
 
+    cel_rules: ClassVar[tuple[tuple[str, ...], ...]] = (
+        (
+            "!has(self.volume) || has(self.source.huggingFace) || has(self.source.s3)",
+            "volume keeps downloaded weights: it needs source huggingFace or s3",
+        ),
+    )
+
     source: ModelSource = Field(description="Where the weights come from.")
+    volume: ModelVolume | None = Field(
+        None,
+        description=(
+            "Where weights of huggingFace and s3 are kept. Default: every pod downloads them into a "
+            "temporary volume of its own."
+        ),
+    )
     served_name: str | None = Field(
         None,
         min_length=1,
         max_length=128,
         description="Model name in the HTTP API. Default: the name of the ModelDeployment.",
     )
+
+    @model_validator(mode="after")
+    def _only_downloads_are_kept(self) -> Self:
+        if self.volume is not None and not self.source.is_downloaded:
+            raise ValueError("volume keeps downloaded weights: it needs source huggingFace or s3")
+        return self
 
 
 class ResourceRequirements(ConfigModel):

@@ -7,21 +7,20 @@ default out and naming it is the same configuration.  The *revision* (what makes
 belongs to the operator.
 
 Declared factors can be computed by the operator from the resource alone.  The model is identified by
-what the document declares (claim and path, or image reference); a local folder has no stable name, so
-its ``config.json`` digest is used.  What only the runtime can see (torch, CPU, traced sources, the
+what the document declares (claim and path, image reference, repository and revision, bucket and prefix),
+never by what opens it (secrets) or where a download is kept; a local folder has no stable name, so its ``config.json`` digest is used.  What only the runtime can see (torch, CPU, traced sources, the
 config digest of a claim) is in the manifest as *observed* factors and compared at load.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from kerf_runtime.config import declared
+from kerf_runtime.config.base import canonical_json, digest
 from kerf_runtime.config.compilation import CompilationLevel
 from kerf_runtime.config.custom_ops import canonical_choices
-from kerf_runtime.config.deployment import ModelDeploymentSpec, ModelSource
+from kerf_runtime.config.deployment import ModelDeploymentSpec
 from kerf_runtime.config.engine import EngineConfig
 from kerf_runtime.config.passes import pass_uuids
 
@@ -37,16 +36,6 @@ __all__ = [
 
 KEY_FORMAT = 2
 """Raised when the meaning of a factor or the layout of a cache folder changes."""
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def digest(value: Any) -> str:
-    """sha256 of the canonical JSON of ``value``, as 64 hex digits."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def needs_compile_cache(spec: ModelDeploymentSpec) -> bool:
@@ -75,7 +64,7 @@ def declared_factors(
         "model": (
             {"configSha256": model_config_digest}
             if model_config_digest is not None
-            else _source_identity(spec.model.source)
+            else spec.model.source.identity()
         ),
         "dtype": spec.engine.dtype.value,
         "quantization": _quantization(spec.engine),
@@ -94,10 +83,6 @@ def declared_factors(
 def cache_key(factors: dict[str, Any]) -> str:
     """First 16 hex digits of the digest of the declared factors: the name of the cache folder."""
     return digest(factors)[:16]
-
-
-def _source_identity(source: ModelSource) -> dict[str, Any]:
-    return source.to_document()
 
 
 def _quantization(engine: EngineConfig) -> str | None:
@@ -125,7 +110,7 @@ def compile_document(spec: ModelDeploymentSpec) -> dict[str, Any]:
     if compilation.inductor_config:
         compiled["inductorConfig"] = dict(compilation.inductor_config)
     return {
-        "model": {"source": spec.model.source.to_document()},
+        "model": {"source": spec.model.source.identity()},
         "engine": engine,
         "compilation": compiled,
     }

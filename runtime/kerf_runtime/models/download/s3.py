@@ -1,0 +1,250 @@
+"""S3, and storages that speak its protocol: MinIO, Ceph, Cloudflare R2 and others.
+
+The ``minio`` client signs requests and reads lists.  A file is compared with its ETag, which is the md5
+of the content, or for a multipart upload of the md5s of its parts (their size is asked for); storages
+that make ETags otherwise are recognised by two downloads being equal.  A file that changes while it is
+downloaded is noticed (``If-Match``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+from xml.etree.ElementTree import ParseError
+
+from kerf_runtime.config.source import S3Source
+from kerf_runtime.errors import ConfigError, SourceError
+from kerf_runtime.models.download.remote import (
+    CHUNK_BYTES,
+    Digest,
+    Interrupted,
+    RemoteFile,
+    Stream,
+    explain_transport,
+)
+
+if TYPE_CHECKING:
+    import urllib3
+    from minio.error import S3Error
+
+__all__ = ["S3Remote"]
+
+T = TypeVar("T")
+_AWS = "https://s3.amazonaws.com"
+_ROLE_VARIABLES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_GIVE_KEYS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: credentialsSecretRef)"
+_TRANSIENT = (
+    "InternalError",
+    "ServiceUnavailable",
+    "SlowDown",
+    "RequestTimeout",
+    "OperationAborted",
+)
+_OTHER_REGION = (
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+)
+
+
+class S3Remote:
+    """A folder of a bucket, or one GGUF file; see ``Remote``."""
+
+    def __init__(self, source: S3Source, environ: Mapping[str, str]) -> None:
+        from minio import Minio
+        from minio.credentials import IamAwsProvider
+
+        self.where = f"s3://{source.bucket}/{source.folder}".rstrip("/")
+        self.path = source.file
+        self.revision: str | None = None
+        self._bucket = source.bucket
+        self._prefix = source.folder if source.file is None else source.folder.rpartition("/")[0]
+        self._prefix += "/" if self._prefix else ""
+        endpoint = _endpoint(source, environ)
+        self._address = endpoint.netloc
+        region = source.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        if region is None and self._address != urlsplit(_AWS).netloc:
+            region = "us-east-1"  # what storages call their only region; AWS tells the bucket's
+        key, secret, session = _keys(environ)
+        self._has_keys = key is not None
+        has_role = key is None and any(environ.get(name) for name in _ROLE_VARIABLES)
+        self._pool = _pool(endpoint.scheme, endpoint.hostname or "", environ)
+        self._client = Minio(
+            self._address,
+            access_key=key,
+            secret_key=secret,
+            session_token=session,
+            credentials=IamAwsProvider() if has_role else None,
+            secure=endpoint.scheme == "https",
+            region=region,
+            http_client=self._pool,
+        )
+
+    def list(self) -> list[RemoteFile]:
+        """The files of the wanted folder, or the wanted file."""
+        prefix = self._prefix + (self.path or "")
+        found = self._ask(lambda: list(self._client.list_objects(self._bucket, prefix=prefix)))
+        files = [
+            RemoteFile(str(item.object_name)[len(self._prefix) :], int(item.size), item.etag or "")
+            for item in found
+            if not item.is_dir
+        ]
+        return [file for file in files if file.name and self.path in (None, file.name)]
+
+    def digest(self, file: RemoteFile) -> Digest | None:
+        """What the ETag says that the file hashes to; for a multipart upload its part size is asked for."""
+        if re.fullmatch(r"[0-9a-f]{32}", file.etag):
+            return Digest("md5", file.etag, certain=False)
+        parts = re.fullmatch(r"[0-9a-f]{32}-([0-9]+)", file.etag)
+        if parts is None:
+            return None
+        first = self._ask(
+            lambda: self._client.stat_object(
+                self._bucket, self._prefix + file.name, extra_query_params={"partNumber": "1"}
+            )
+        )
+        size = first.size or 0
+        if size == 0 or -(-file.size // size) != int(parts[1]):
+            return None  # the storage does not tell, or the parts are not equal
+        return Digest("md5-parts", file.etag, part_bytes=size, certain=False)
+
+    @contextmanager
+    def open(self, file: RemoteFile, offset: int) -> Iterator[Stream]:
+        """The content of a file from byte ``offset`` on."""
+        response = self._ask(
+            lambda: self._client.get_object(
+                self._bucket,
+                self._prefix + file.name,
+                offset=offset,
+                request_headers={"If-Match": f'"{file.etag}"'} if file.etag else None,
+            )
+        )
+        try:
+            begins = offset if response.status == 206 else 0
+            encryption = response.headers.get("x-amz-server-side-encryption", "")
+            with_customer_key = (
+                "x-amz-server-side-encryption-customer-algorithm" in response.headers
+            )
+            has_digest = not encryption.startswith("aws:kms") and not with_customer_key
+            yield Stream(begins, self._chunks(response), has_digest)
+        finally:
+            response.close()
+            response.release_conn()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
+    def _chunks(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        import urllib3
+
+        try:
+            # In chunks as they come: a break loses nothing that came.
+            while chunk := response.read1(CHUNK_BYTES, decode_content=False):
+                yield chunk
+        except urllib3.exceptions.HTTPError as error:
+            raise Interrupted(explain_transport(error, self._address)) from error
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        """The answer to a request; raises what another answer means."""
+        import urllib3
+        from minio.error import InvalidResponseError, S3Error, ServerError
+
+        try:
+            return request()
+        except S3Error as error:
+            raise self._refusal(error) from error
+        except ServerError as error:
+            raise Interrupted(f"{self._address} answered {error.status_code}") from error
+        except (InvalidResponseError, ParseError, ValueError) as error:
+            if re.search(r"Response code: 5[0-9]{2}", str(error)):
+                raise Interrupted(f"{self._address} failed: {str(error)[:200]}") from error
+            raise SourceError(
+                f"{self._address} did not answer as S3 does: {str(error)[:200]}",
+                where=self.where,
+                hint="The endpoint may be wrong, or a proxy answered instead",
+            ) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise Interrupted(explain_transport(error, self._address)) from error
+
+    def _refusal(self, error: S3Error) -> Exception:
+        code, said = error.code or "", (error.message or "").rstrip(".")
+        if code in _TRANSIENT:
+            return Interrupted(f"{self._address} answered {code}: {said}")
+        if code == "PreconditionFailed":
+            what, hint = "a file changed while it was downloaded", "Start again"
+        elif code == "NoSuchBucket":
+            what, hint = f"404: there is no bucket {self._bucket}", "Correct model.source.s3.bucket"
+        elif code == "NoSuchKey":
+            what, hint = "404: a file was removed while it was downloaded", "Start again"
+        elif code == "InvalidAccessKeyId":
+            what, hint = f"403: {self._address} does not know the access key", _GIVE_KEYS
+        elif code == "SignatureDoesNotMatch":
+            what, hint = "403: the secret key does not belong to the access key", _GIVE_KEYS
+        elif code in ("ExpiredToken", "TokenRefreshRequired", "InvalidToken"):
+            what, hint = f"403: the session has expired ({code})", "Get new temporary credentials"
+        elif code == "AccessDenied" and not self._has_keys:
+            what, hint = "403: the bucket is not public, and there are no credentials", _GIVE_KEYS
+        elif code == "AccessDenied":
+            what = "403: the credentials may not read the bucket"
+            hint = "Allow them s3:ListBucket and s3:GetObject"
+        elif code in _OTHER_REGION:
+            what = f"the bucket is in another region ({said})"
+            hint = "Set model.source.s3.region or AWS_REGION"
+        elif code == "RequestTimeTooSkewed":
+            what, hint = "403: the clock of this machine is wrong", "Set it; requests are signed"
+        else:
+            what, hint = f"{self._address} answered {code}: {said}", "See its log"
+        return SourceError(what, where=self.where, hint=hint)
+
+
+def _endpoint(source: S3Source, environ: Mapping[str, str]) -> Any:
+    variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    found = next((name for name in variables if environ.get(name)), None)
+    text = source.endpoint or (environ[found] if found else _AWS)
+    parts = urlsplit(text.rstrip("/"))
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query:
+        raise ConfigError(
+            f"not the address of a storage: {text}", where=found, hint="https://HOST[:PORT]"
+        )
+    return parts
+
+
+def _keys(environ: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    key, secret, session = (environ.get(name, "").strip() or None for name in names)
+    if (key is None) != (secret is None):
+        raise ConfigError(
+            "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set",
+            where="environment",
+            hint="Set both, or neither for a public bucket",
+        )
+    return key, secret, session
+
+
+def _pool(scheme: str, host: str, environ: Mapping[str, str]) -> urllib3.PoolManager:
+    """Connections that honour the usual variables for proxies and certificates; ``fetch`` tries again."""
+    import certifi
+    import urllib3
+
+    settings: dict[str, Any] = {
+        "timeout": urllib3.Timeout(connect=10, read=60),
+        "maxsize": 16,
+        "retries": False,
+        "cert_reqs": "CERT_REQUIRED",
+        "ca_certs": environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or certifi.where(),
+    }
+    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+    return (
+        urllib3.ProxyManager(proxy, **settings)
+        if proxy is not None
+        else urllib3.PoolManager(**settings)
+    )
