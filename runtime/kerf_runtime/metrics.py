@@ -43,6 +43,9 @@ TOKEN_BUCKETS_SECONDS = (
 )  # fmt: skip
 COMPILE_BUCKETS_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
+API_PATHS = ("/v1/completions", "/v1/chat/completions")
+"""Requests to other paths are not counted: a scanner must not be able to make series."""
+
 Labelled = tuple[tuple[str, ...], float]
 """Label values and the value of one sample."""
 
@@ -139,8 +142,11 @@ _TABLE = (
     MetricSpec("kerf_preemptions", "counter",
                "Requests that lost their blocks to others and start again.", ("model_name",)),
     # requests, as a client sees them
+    MetricSpec("kerf_http_requests", "counter",
+               "Requests to the completions APIs by the status of the answer; 499: the client left first.",
+               ("model_name", "path", "status")),
     MetricSpec("kerf_requests_finished", "counter",
-               "Requests by how they ended: stop, length, abort, error, refused.",
+               "Answers by how they ended: stop, length, abort, error; refused: requests above the queue's limit.",
                ("model_name", "reason")),
     MetricSpec("kerf_time_to_first_token_seconds", "histogram",
                "From the request's arrival to its first token.", ("model_name",),
@@ -167,14 +173,27 @@ class RequestMetrics:
             METRICS["kerf_requests_finished"].labels,
             registry=registry,
         )
+        self._http = Counter(
+            "kerf_http_requests",
+            METRICS["kerf_http_requests"].help,
+            METRICS["kerf_http_requests"].labels,
+            registry=registry,
+        )
+        for path in API_PATHS:
+            self._http.labels(model_name, path, 200)
         for reason in ("stop", "length", "abort", "error", "refused"):
             self._finished.labels(model_name, reason)
         self.time_to_first_token = self._histogram("kerf_time_to_first_token_seconds", registry)
         self.inter_token_latency = self._histogram("kerf_inter_token_latency_seconds", registry)
         self.duration = self._histogram("kerf_request_duration_seconds", registry)
 
+    def answered(self, path: str, status: int) -> None:
+        """Count a request that is over, if its path is an API's; ``status`` is 499 without an answer."""
+        if path in API_PATHS:
+            self._http.labels(self._model_name, path, status).inc()
+
     def finished(self, reason: str) -> None:
-        """Count a request that ended."""
+        """Count an answer that ended."""
         self._finished.labels(self._model_name, reason).inc()
 
     def _histogram(self, name: str, registry: CollectorRegistry) -> Histogram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from urllib.parse import urlparse
@@ -66,6 +67,25 @@ def test_leaving_while_sending_the_body_reaches_no_engine(serve):
         )
     assert http.get("/ready").status_code == 200
     assert client.seen == []
+
+
+def test_an_answer_that_was_never_begun_is_counted_as_aborted_too(serve):
+    """The client is gone before its answers' tasks have run for the first time."""
+    client = FakeClient(hold=threading.Event()).make_ready()
+    http = serve(client)
+    for _ in range(20):
+        steps = send_and_leave(http, "/v1/completions", BODY % "false")
+        next(steps)
+        next(steps)
+
+    def counted() -> tuple[int, ...]:
+        text = http.get("/metrics").text
+        ends = re.findall(r'kerf_requests_finished_total\{.*reason="abort"\} (\d+)', text)
+        gone = re.findall(r'kerf_http_requests_total\{.*status="499"\} (\d+)', text)
+        return (int(ends[0]), *map(int, gone))
+
+    eventually(lambda: counted() == (40, 20))
+    assert len(client.aborted) == len(client.seen)
 
 
 def test_two_hundred_clients_that_leave_at_once_leave_nothing_running(serve):

@@ -129,6 +129,7 @@ def test_the_engines_numbers_become_series(busy, name, labels, expected):
 
 
 REQUEST_METRICS = {
+    "kerf_http_requests_total",
     "kerf_requests_finished_total",
     "kerf_time_to_first_token_seconds_bucket",
     "kerf_inter_token_latency_seconds_bucket",
@@ -185,6 +186,30 @@ def test_before_the_engine_has_reported_only_request_metrics_are_exported(serve)
         for name in REQUEST_METRICS
         for suffix in ("_bucket", "_sum", "_count")
     }
+
+
+def test_requests_are_counted_by_the_status_of_their_answer_and_each_of_their_answers_by_its_end(
+    serve,
+):
+    http = serve(FakeClient(reply=lambda r: "x" * 5).make_ready())
+    ask = {"model": "tiny", "prompt": ["a", "b"], "n": 2}
+    for fields in ({}, {"max_tokens": 2}, {"stream": True}, {"n": 0}, {"model": "other"}):
+        http.post("/v1/completions", json={**ask, **fields})
+    http.get("/v1/completions")
+    http.post("/v1/nothing")
+    samples = scrape(http)
+    path = {"model_name": "tiny", "path": "/v1/completions"}
+    counted = {
+        status: value(samples, "kerf_http_requests_total", status=status, **path)
+        for status in ("200", "400", "404", "405")
+    }
+    assert counted == {"200": 3, "400": 1, "404": 1, "405": 1}
+    assert not any("nothing" in str(labels) for _, labels in samples)
+    ends = {
+        reason: value(samples, "kerf_requests_finished_total", model_name="tiny", reason=reason)
+        for reason in ("stop", "length", "abort", "error", "refused")
+    }
+    assert ends == {"stop": 8, "length": 4, "abort": 0, "error": 0, "refused": 0}
 
 
 def test_a_finished_request_moves_the_latencies(serve):

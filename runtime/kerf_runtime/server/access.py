@@ -14,6 +14,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kerf_runtime.metrics import RequestMetrics
 from kerf_runtime.server.responses import internal_error_response
 
 __all__ = ["Access"]
@@ -33,8 +34,9 @@ class Access:
     A bug of ours becomes a 500 here, so that the traceback in the log and the response carry the id.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: RequestMetrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,6 +65,9 @@ class Access:
             await internal_error_response()(scope, receive, named_send)
         finally:
             seconds = time.perf_counter() - started
+            # 499 as elsewhere: the client went away before there was an answer.
+            status = status or 499
+            self._metrics.answered(scope["path"], status)
             _log(scope, request_id, status, size, seconds)
 
 
@@ -78,8 +83,7 @@ def _log(scope: Scope, request_id: str, status: int, size: int, seconds: float) 
         client[0] if client else "-",
         scope["method"],
         _printable(path),
-        # 499 as elsewhere: the client went away before there was an answer.
-        status or 499,
+        status,
         size,
         seconds,
         request_id,

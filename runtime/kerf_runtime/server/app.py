@@ -77,7 +77,7 @@ def create_app(
         body_seconds=settings.body_seconds,
         api_key=settings.api_key,
     )
-    app.add_middleware(Access)  # the last one added is the outermost
+    app.add_middleware(Access, metrics=context.metrics)  # the last one added is the outermost
     return app
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kerf_runtime.server.admission import Admitted, admit_chat, slot
+from kerf_runtime.server.admission import Admitted, admit_chat
 from kerf_runtime.server.completions import collect_all, usage
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_CHAT
-from kerf_runtime.server.generation import Answer
+from kerf_runtime.server.generation import Answer, Piece
 from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
 from kerf_runtime.server.responses import DONE, event
 from kerf_runtime.server.schema import ChatRequest
@@ -33,14 +33,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     with context.counting_refusals():
         admitted = await admit_chat(context.state, body)
         with ExitStack() as stack:
-            stack.enter_context(slot(context.state, len(admitted.requests)))
+            running = stack.enter_context(context.answering(admitted, arrived))
             if body.stream:
                 return EventStream(
-                    _events(context, admitted, body, arrived), holding=stack.pop_all()
+                    _events(context, admitted, body, running), holding=stack.pop_all()
                 )
-            answers = await unless_disconnected(
-                request, collect_all(context.run_all(admitted, arrived))
-            )
+            answers = await unless_disconnected(request, collect_all(running))
     texts = context.token_texts if body.logprobs else None
     return JSONResponse(
         {
@@ -52,14 +50,17 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 async def _events(
-    context: ServerContext, admitted: Admitted, body: ChatRequest, arrived: float
+    context: ServerContext,
+    admitted: Admitted,
+    body: ChatRequest,
+    running: list[AsyncGenerator[Piece, None]],
 ) -> AsyncGenerator[bytes, None]:
     head = _head(admitted, body.model, "chat.completion.chunk")
     if body.wants_stream_usage:
         head["usage"] = None
     texts = context.token_texts if body.logprobs else None
     counts = [0] * len(admitted.requests)
-    async with aclosing(merge(context.run_all(admitted, arrived))) as pieces:
+    async with aclosing(merge(running)) as pieces:
         async for index, piece in pieces:
             if counts[index] == 0:
                 yield _chunk(head, index, {"role": "assistant", "content": ""})

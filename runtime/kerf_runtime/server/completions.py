@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kerf_runtime.server.admission import Admitted, admit_completion, slot
+from kerf_runtime.server.admission import Admitted, admit_completion
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_COMPLETIONS
 from kerf_runtime.server.generation import Answer, Piece, collect
@@ -33,15 +33,12 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     with context.counting_refusals():
         admitted = await admit_completion(context.state, body)
         with ExitStack() as stack:
-            stack.enter_context(slot(context.state, len(admitted.requests)))
+            running = stack.enter_context(context.answering(admitted, arrived))
             if body.stream:
                 return EventStream(
-                    _events(context, admitted, body, arrived), holding=stack.pop_all()
+                    _events(context, admitted, body, running), holding=stack.pop_all()
                 )
-            answers = await unless_disconnected(
-                request,
-                collect_all(context.run_all(admitted, arrived)),
-            )
+            answers = await unless_disconnected(request, collect_all(running))
     wire = _Wire(context, admitted, body)
     return JSONResponse(
         {
@@ -76,14 +73,17 @@ async def collect_all(answers: list[AsyncGenerator[Piece, None]]) -> list[Answer
 
 
 async def _events(
-    context: ServerContext, admitted: Admitted, body: CompletionRequest, arrived: float
+    context: ServerContext,
+    admitted: Admitted,
+    body: CompletionRequest,
+    running: list[AsyncGenerator[Piece, None]],
 ) -> AsyncGenerator[bytes, None]:
     head = _head(admitted, body.model)
     if body.wants_stream_usage:
         head["usage"] = None
     wire = _Wire(context, admitted, body)
     counts = [0] * len(admitted.requests)
-    async with aclosing(merge(context.run_all(admitted, arrived))) as pieces:
+    async with aclosing(merge(running)) as pieces:
         async for index, piece in pieces:
             first = counts[index] == 0
             counts[index] = piece.tokens

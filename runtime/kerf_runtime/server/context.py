@@ -1,4 +1,4 @@
-"""What the routes share: state, metrics, and the way to run one prompt of an admitted request."""
+"""What the routes share: state, metrics, and the way to run an admitted request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kerf_runtime.errors import OverloadedError
 from kerf_runtime.metrics import RequestMetrics
-from kerf_runtime.server.admission import Admitted
+from kerf_runtime.server.admission import Admitted, slot
 from kerf_runtime.server.generation import Piece, generate
 from kerf_runtime.server.logprobs import TokenTexts
 from kerf_runtime.server.state import ServerState
@@ -28,23 +28,44 @@ class ServerContext:
     registry: CollectorRegistry
     metrics: RequestMetrics
 
-    def run(self, admitted: Admitted, index: int, arrived: float) -> AsyncGenerator[Piece, None]:
-        """Pieces of the answer to one prompt of ``admitted``."""
+    @contextmanager
+    def answering(
+        self, admitted: Admitted, arrived: float
+    ) -> Iterator[list[AsyncGenerator[Piece, None]]]:
+        """Pieces of every answer of ``admitted``; holds their places in the queue until it is left.
+
+        However a request ends, each of its answers is counted once.
+
+        Raises:
+            OverloadedError: more requests wait than maxQueueLen allows.
+        """
         tokenizer = self.state.tokenizer
         assert tokenizer is not None  # admission refuses requests before it is loaded
-        return generate(
-            self.state.client,
-            tokenizer,
-            self.metrics,
-            admitted.requests[index],
-            admitted.stops,
-            arrived,
-            seconds=self.state.settings.request_seconds,
-        )
+        unfinished = len(admitted.requests)
 
-    def run_all(self, admitted: Admitted, arrived: float) -> list[AsyncGenerator[Piece, None]]:
-        """``run`` of every answer."""
-        return [self.run(admitted, index, arrived) for index in range(len(admitted.requests))]
+        def ended(reason: str) -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            self.metrics.finished(reason)
+
+        with slot(self.state, unfinished):
+            try:
+                yield [
+                    generate(
+                        self.state.client,
+                        tokenizer,
+                        self.metrics,
+                        request,
+                        admitted.stops,
+                        arrived,
+                        ended=ended,
+                        seconds=self.state.settings.request_seconds,
+                    )
+                    for request in admitted.requests
+                ]
+            finally:
+                for _ in range(unfinished):  # the client left before the first piece was asked for
+                    self.metrics.finished("abort")
 
     @property
     def token_texts(self) -> TokenTexts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -50,12 +50,14 @@ async def generate(
     stops: tuple[str, ...],
     arrived: float,
     *,
+    ended: Callable[[str], None],
     seconds: float | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Pieces of one answer; the last one, and only it, has a finish reason.
 
     Closing the iterator early aborts the request in the engine.  ``arrived`` is a ``perf_counter``
-    value from when the HTTP request came; ``seconds`` later it is given up.
+    value from when the HTTP request came; ``seconds`` later it is given up.  ``ended`` is told how it
+    ended, unless nobody ever asked for a piece.
 
     Raises:
         RequestError: the engine cannot run the request as asked.
@@ -93,7 +95,7 @@ async def generate(
         # Whatever kind of failure ended the engine: to the client the server is unavailable.
         raise EngineError(f"the engine has failed: {error}") from error
     finally:
-        metrics.finished(reason)
+        ended(reason)
         clock.finished(reason)
 
 
