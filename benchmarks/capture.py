@@ -71,7 +71,7 @@ def prepared_model(model: nn.Module, level: int, artifact: Path) -> PreparedMode
     return PreparedModel(model, CompilationLevel.PIECEWISE, load_artifact(artifact, model))
 
 
-def bench(level: int, layers: int, length: int, artifact: Path) -> Bench:
+def bench(level: int, layers: int, length: int, artifact: Path, warmups: int = 1) -> Bench:
     """Everything up to the capture, each kernel used once."""
     platform = current_platform()
     config = replace(LLAMA_8B, num_layers=layers)
@@ -129,6 +129,7 @@ def bench(level: int, layers: int, length: int, artifact: Path) -> Bench:
         effective,
         platform,
         max_num_seqs=MAX_SEQS,
+        num_warmups=warmups,
         weights=lambda: named_tensors(model),
     )
     for size, uniform in ((64, False), (1, True)):
@@ -139,7 +140,7 @@ def bench(level: int, layers: int, length: int, artifact: Path) -> Bench:
 
 
 def capture(made: Bench, profile: Path | None) -> dict[str, Any]:
-    """Capture everything once; seconds and bytes of each mode.
+    """Estimate the memory, then capture everything once; seconds and bytes of each mode.
 
     Args:
         profile: where to write what Python spent its time on; profiling makes everything slower.
@@ -147,6 +148,9 @@ def capture(made: Bench, profile: Path | None) -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = current_platform().memory()
+    started = time.perf_counter()
+    made.graphs.estimate_memory(made.runner.make_dummy_batch, lambda *_: None)
+    trial_seconds = time.perf_counter() - started
     marks: list[tuple[str, float]] = []
     profiler = cProfile.Profile() if profile else None
     started = time.perf_counter()
@@ -172,10 +176,14 @@ def capture(made: Bench, profile: Path | None) -> dict[str, Any]:
     report = made.graphs.report()
     return {
         "graphs": report["captured"],
+        "trialSeconds": trial_seconds,
         "seconds": ended - started,
         "beforeFirstSeconds": marks[0][1] - started,
         "nodes": sum(graph["nodes"] for graph in report["descriptors"]),
         "bytes": report["memory_bytes"],
+        "sharedBytes": report["shared_bytes"],
+        "estimatedBytes": report["estimated_bytes"],
+        "estimateError": report["estimate_error"],
         "bytesOfPyTorch": after.reserved - before.reserved,
         "bytesOfDevice": before.free - after.free,
         "modes": [_mode(name, seconds[name], report["descriptors"]) for name in seconds],
@@ -231,12 +239,13 @@ def steps(made: Bench, level: int) -> Iterator[dict[str, Any]]:
 
 def record(options: argparse.Namespace, artifact: Path) -> dict[str, Any]:
     """Capture all sizes, then time steps."""
-    made = bench(options.level, options.layers, options.length, artifact)
+    made = bench(options.level, options.layers, options.length, artifact, options.warmups)
     result = header("benchmarks.capture")
     result["machine"]["gpu"] = torch.cuda.get_device_name()
     result["command"] = [
         *("python", "-m", "benchmarks.capture", "--level", str(options.level)),
         *("--layers", str(options.layers), "--length", str(options.length)),
+        *("--warmups", str(options.warmups)),
     ]
     result["model"] = (
         f"Llama-8B's shape, {options.layers} layers, bfloat16, random weights, level {options.level}, "
@@ -255,7 +264,8 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         f"On {result['machine']['gpu']}: {cost['graphs']} graphs of {cost['nodes']} nodes together in "
         f"{cost['seconds']:.2f} s and {cost['bytes'] / 2**20:.0f} MiB. Free device memory went down by "
         f"{cost['bytesOfDevice'] / 2**20:.0f} MiB, of which PyTorch holds "
-        f"{cost['bytesOfPyTorch'] / 2**20:.0f} MiB."
+        f"{cost['bytesOfPyTorch'] / 2**20:.0f} MiB. Before, trial captures of {cost['trialSeconds']:.2f} s had "
+        f"foretold {cost['estimatedBytes'] / 2**20:.0f} MiB: {cost['estimateError']:+.1%}."
     )
     yield ""
     yield "| mode | sizes | nodes | seconds | of that recording | MiB | us per node | KiB per node |"
@@ -284,6 +294,7 @@ def main() -> None:
     parser.add_argument("--level", type=int, choices=(0, 3), default=3)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--length", type=int, default=LENGTH, help="longest sequence, in tokens")
+    parser.add_argument("--warmups", type=int, default=1, help="runs of each size before capture")
     parser.add_argument(
         "--artifact", type=Path, help="keep the compiled pieces there, or take them"
     )

@@ -64,7 +64,6 @@ def _shared_state() -> _Shared:
 
 def release_memory() -> None:
     """Give back to the device what PyTorch's allocator holds and nobody uses."""
-    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
@@ -74,6 +73,7 @@ def capture_pass(*, tidy: bool = True) -> Iterator[None]:
     """Tidy memory once, then keep garbage collection away until everything is captured."""
     global _in_pass
     if tidy:
+        gc.collect()
         release_memory()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -138,9 +138,8 @@ class GraphRunner:
             return 0
         self._refuse_writes(dummy_batch)
         trials: list[Trial] = []
-        self._platform.release_memory()
-        before = self._platform.memory()
         with self._recorder.many():
+            before = self._platform.memory()
             for index, key in enumerate(keys):
                 progress(f"trial of {graph_name(key)}", index / len(keys))
                 took = self._capture(key, dummy_batch, trial=True)
