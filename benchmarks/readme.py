@@ -197,6 +197,12 @@ def _capture(record: dict[str, Any]) -> Iterator[str]:
     yield from table(record)
 
 
+def _soak(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.soak import table  # imports the tests' tiny model
+
+    yield from table(record)
+
+
 def _traffic(record: dict[str, Any]) -> Iterator[str]:
     from benchmarks.traffic import table  # imports torch
 
@@ -225,6 +231,7 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.compile": _compile,
     "benchmarks.overhead": _overhead,
     "benchmarks.passes": _passes,
+    "benchmarks.soak": _soak,
     "benchmarks.traffic": _traffic,
 }
 
