@@ -76,10 +76,11 @@ def write_gguf(
     *,
     architecture: str = "llama",
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    quantize: Callable[..., np.ndarray] = gguf.quants.quantize,
     rope_factors: np.ndarray | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    """Save a Llama or a variant as GGUF, with matrices stored as ``kind``."""
+    """Save a Llama or a variant as GGUF, with matrices stored as ``kind``, which ``quantize`` makes of them."""
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -131,7 +132,7 @@ def write_gguf(
             values = pairs_from_halves(values, heads)
         target = f"{layer}{names[stem]}.{leaf}"
         if values.ndim == 2 and kind is not gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(target, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(target, quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(target, values)
     if rope_factors is not None:

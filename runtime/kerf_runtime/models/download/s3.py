@@ -29,7 +29,6 @@ from kerf_runtime.models.download.remote import (
 
 if TYPE_CHECKING:
     import urllib3
-    from minio.error import S3Error
 
 __all__ = ["S3Remote"]
 
@@ -161,12 +160,16 @@ class S3Remote:
         try:
             return request()
         except S3Error as error:
-            raise self._refusal(error) from error
+            said = (error.message or "").rstrip(".")
+            raise self._refusal(error.code or "", said) from error
         except ServerError as error:
             raise Interrupted(f"{self._address} answered {error.status_code}") from error
         except (InvalidResponseError, ParseError, ValueError) as error:
-            if re.search(r"Response code: 5[0-9]{2}", str(error)):
-                raise Interrupted(f"{self._address} failed: {str(error)[:200]}") from error
+            status = re.search(r"Response code: ([0-9]+)", str(error))
+            if status is not None and status[1] in ("401", "403"):
+                raise self._refusal("AccessDenied", "") from error
+            if status is not None and status[1] >= "500":
+                raise Interrupted(f"{self._address} answered {status[1]}") from error
             raise SourceError(
                 f"{self._address} did not answer as S3 does: {str(error)[:200]}",
                 where=self.where,
@@ -175,8 +178,8 @@ class S3Remote:
         except urllib3.exceptions.HTTPError as error:
             raise Interrupted(explain_transport(error, self._address)) from error
 
-    def _refusal(self, error: S3Error) -> Exception:
-        code, said = error.code or "", (error.message or "").rstrip(".")
+    def _refusal(self, code: str, said: str) -> Exception:
+        """What an error code of S3 means, and what to do about it."""
         if code in _TRANSIENT:
             return Interrupted(f"{self._address} answered {code}: {said}")
         if code == "PreconditionFailed":
