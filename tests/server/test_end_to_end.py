@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,41 +252,70 @@ def test_a_client_that_leaves_frees_its_blocks(server):
     eventually(idle)
 
 
-def test_sigterm_under_load_answers_what_runs_and_exits_with_0(setup):
+def test_sigterm_under_load_is_not_ready_at_once_answers_what_runs_and_exits_with_0(setup):
     server = Server(*setup.options, "--cache-read-only")
     try:
         engine = server.engine_pid
-        answers = []
+        answers, streams = [], []
         body = {**GREEDY, "prompt": "abc", "max_tokens": 150, "ignore_eos": True}
 
         def ask() -> None:
             answers.append(server.http.post("/v1/completions", json=body))
 
-        threads = [threading.Thread(target=ask) for _ in range(12)]
+        def stream() -> None:
+            streams.append(server.http.post("/v1/completions", json={**body, "stream": True}).text)
+
+        threads = [threading.Thread(target=target) for target in (ask, stream) * 6]
         for thread in threads:
             thread.start()
         eventually(lambda: len(answers) > 0)
-        assert len(answers) < 12
-        assert server.stop() == 0
+        assert len(answers) + len(streams) < 12
+        signalled = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.http.get("/ready").status_code == 503)
+        assert time.monotonic() - signalled < 1
+        assert server.http.get("/health").status_code == 200
+        server.process.communicate(timeout=60)
+        # drainSeconds of the document, and what ending the processes takes
+        assert time.monotonic() - signalled < 5 + 3
+        assert server.process.returncode == 0
         for thread in threads:
             thread.join(10)
-        assert [answer.status_code for answer in answers] == [200] * 12
+        assert [answer.status_code for answer in answers] == [200] * 6
         assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {150}
+        assert len(streams) == 6
+        assert all(text.endswith("data: [DONE]\n\n") for text in streams)
         assert not Path(f"/proc/{engine}").exists()
     finally:
         server.end()
 
 
-def test_a_killed_engine_ends_the_server_with_the_reason_in_the_termination_log(setup, tmp_path):
+def test_a_killed_engine_turns_the_server_not_live_with_the_reason_within_two_seconds(
+    setup, tmp_path
+):
     log = tmp_path / "termination-log"
     server = Server(*setup.options, "--cache-read-only", env={"KERF_TERMINATION_LOG": str(log)})
     try:
+        answers = []
+        body = {**GREEDY, "prompt": "abc", "max_tokens": 180, "ignore_eos": True}
+
+        def ask() -> None:
+            answers.append(server.http.post("/v1/completions", json=body))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        eventually(lambda: value(scrape(server.http), "kerf_requests_running", model_name="tiny"))
         os.kill(server.engine_pid, signal.SIGKILL)
+        killed = time.monotonic()
         eventually(lambda: server.http.get("/health").status_code == 503)
-        assert server.http.get("/ready").status_code == 503
+        eventually(lambda: log.exists() and "killed" in log.read_text())
+        assert time.monotonic() - killed < 2
+        assert server.http.get("/ready").json()["status"] == "failed"
+        thread.join(10)
+        assert [answer.status_code for answer in answers] == [503]
         server.process.communicate(timeout=30)
         assert server.process.returncode == 7
-        assert "killed" in log.read_text()
+        assert "was killed by SIGKILL" in log.read_text()
     finally:
         server.end()
 
