@@ -57,6 +57,7 @@ class Hub:
     faults: Faults = field(default_factory=Faults)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     kept: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
     accepted: frozenset[str] = frozenset({TOKEN})
     granted: bool = True
     endpoint: str = ""
@@ -125,6 +126,9 @@ class _HubHandler(_Handler):
         hub.requests.append((self.path, dict(self.headers)))
         if hub.faults.statuses:
             return self.answer(hub.faults.statuses.pop(0), b"try again", Retry_After="0")
+        for old, new in hub.renamed.items():
+            if f"/{old}/" in self.path:
+                return self.answer(307, Location=self.path.replace(old, new))
         parts = urlsplit(self.path).path.strip("/").split("/")
         if parts[:2] == ["api", "models"] and "revision" in parts:
             at = parts.index("revision")

@@ -178,6 +178,19 @@ def test_a_name_that_cannot_be_resolved_asks_for_a_network(pull: Pull) -> None:
     assert "the name of nowhere.invalid cannot be resolved" in message
 
 
+def test_a_proxy_is_used(hub: Hub, pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[REPO].lfs = frozenset()
+    monkeypatch.setenv("http_proxy", hub.endpoint)
+    pull(environ={"HF_ENDPOINT": "http://hub.invalid"})
+    assert all(path.startswith("http://hub.invalid/") for path, _ in hub.requests)
+
+
+def test_a_repository_that_was_renamed_is_followed(hub: Hub, pull: Pull) -> None:
+    hub.repositories[REPO].private = True
+    hub.renamed["old/name"] = REPO
+    assert pull(repo="old/name", token=TOKEN).received > 0
+
+
 def test_a_server_that_speaks_no_tls(hub: Hub, pull: Pull) -> None:
     message = unreachable(pull, hub.endpoint.replace("http:", "https:"))
     assert "the TLS connection to 127.0.0.1" in message

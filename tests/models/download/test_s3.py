@@ -219,7 +219,7 @@ def test_half_of_the_credentials_is_a_wrong_environment(pull: Pull, name: str) -
 
 @pytest.mark.parametrize("address", ["minio:9000", "http://", "http://minio/path", "ftp://minio"])
 def test_an_endpoint_that_is_no_address_is_a_wrong_variable(pull: Pull, address: str) -> None:
-    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL: not the address of a storage"):
+    with pytest.raises(ConfigError, match=r"^AWS_ENDPOINT_URL: .*address"):
         pull(environ={"AWS_ENDPOINT_URL": address})
 
 

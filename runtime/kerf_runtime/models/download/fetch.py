@@ -16,7 +16,6 @@ from typing import BinaryIO, TypeVar
 
 from kerf_runtime.errors import DownloadError
 from kerf_runtime.models.download.remote import (
-    CHUNK_BYTES,
     Digest,
     Hasher,
     Interrupted,
@@ -28,6 +27,7 @@ __all__ = ["PATIENT", "Retry", "Stopped", "fetch", "persist"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class _Transfer:
         if self._hasher is None:
             self._output.seek(self.size)
             return
-        while data := self._output.read(CHUNK_BYTES):
+        while data := self._output.read(_CHUNK_BYTES):
             self._check_stop()
             self._hasher.update(data)
 

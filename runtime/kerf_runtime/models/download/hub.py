@@ -13,21 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+import urllib3
 
 from kerf_runtime.config.source import HuggingFaceSource
 from kerf_runtime.errors import ConfigError, SourceError
-from kerf_runtime.models.download.remote import (
-    Digest,
-    Interrupted,
-    RemoteFile,
-    Stream,
-    explain_transport,
-)
-
-if TYPE_CHECKING:
-    import httpx
+from kerf_runtime.models.download.remote import Digest, Interrupted, RemoteFile, Stream
+from kerf_runtime.models.download.transport import chunks, connections, explain, parse_address
 
 __all__ = ["HubRemote", "hub_is_offline"]
 
@@ -64,43 +58,24 @@ class HubRemote:
     """One revision of a repository; see ``Remote``."""
 
     def __init__(self, source: HuggingFaceSource, environ: Mapping[str, str]) -> None:
-        import httpx
-
         self.where = f"hub {source.repo}@{source.revision}"
         self.path = source.path
         self.revision: str | None = None
         self._source = source
         self._token = _token(environ)
-        endpoint = (environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
-        try:
-            self._endpoint = httpx.URL(endpoint)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"not an address: {error}", where="HF_ENDPOINT") from None
-        if self._endpoint.scheme not in ("http", "https") or not self._endpoint.host:
-            raise ConfigError(
-                f"not an address: {endpoint}", where="HF_ENDPOINT", hint="https://HOST"
-            )
-        headers = {"User-Agent": "kerf", "Accept-Encoding": "identity"}
+        address = parse_address(environ.get("HF_ENDPOINT") or _ENDPOINT, where="HF_ENDPOINT")
+        self._endpoint, self._host = address.geturl(), address.netloc
+        self._headers = {"User-Agent": "kerf", "Accept-Encoding": "identity"}
         if self._token is not None:
-            # httpx drops it when a redirect leaves the hub.
-            headers["Authorization"] = f"Bearer {self._token}"
-        self._client = httpx.Client(
-            headers=headers, follow_redirects=True, timeout=httpx.Timeout(60, connect=10)
-        )
+            self._headers["Authorization"] = f"Bearer {self._token}"
+        self._pool = connections(address, environ, redirects=5)
         self._digests: dict[str, Digest] = {}
 
     def list(self) -> list[RemoteFile]:
         """The files of the wanted folder, or the wanted file; the revision becomes a commit."""
-        import httpx
-
         source = self._source
-        url = (
-            f"{self._endpoint}/api/models/{source.repo}/revision/{quote(source.revision, safe='')}"
-        )
-        try:
-            response = self._client.get(url, params={"blobs": "true"})
-        except httpx.TransportError as error:
-            raise self._interrupted(error) from error
+        revision = quote(source.revision, safe="")
+        response = self._get(f"/api/models/{source.repo}/revision/{revision}?blobs=true")
         self._check(response)
         try:
             answer = response.json()
@@ -133,51 +108,54 @@ class HubRemote:
     @contextmanager
     def open(self, file: RemoteFile, offset: int) -> Iterator[Stream]:
         """The content of a file from byte ``offset`` on."""
-        import httpx
-
-        url = f"{self._endpoint}/{self._source.repo}/resolve/{self.revision}/{quote(file.name)}"
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        path = f"/{self._source.repo}/resolve/{self.revision}/{quote(file.name)}"
+        more = {"Range": f"bytes={offset}-"} if offset else {}
+        response = self._get(path, more, stream=True)
         try:
-            with self._client.stream("GET", url, headers=headers) as response:
-                if response.is_error:
-                    response.read()
-                self._check(response, file)
-                begins = offset if response.status_code == 206 else 0
-                # In chunks as they come: a break loses nothing that came.
-                yield Stream(begins, response.iter_raw())
-        except httpx.TransportError as error:
-            raise self._interrupted(error) from error
+            self._check(response, file)
+            begins = offset if response.status == 206 else 0
+            yield Stream(begins, chunks(response, self._host))
+        finally:
+            response.close()  # what was not read would have to be, before the connection is used again
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._pool.clear()
 
-    def _interrupted(self, error: httpx.TransportError) -> Interrupted:
+    def _get(
+        self, path: str, headers: Mapping[str, str] = {}, *, stream: bool = False
+    ) -> urllib3.BaseHTTPResponse:
         try:
-            address = error.request.url.netloc.decode()
-        except RuntimeError:  # the error names no request
-            address = self._endpoint.netloc.decode()
-        return Interrupted(explain_transport(error, address))
+            return self._pool.request(
+                "GET",
+                self._endpoint + path,
+                headers={**self._headers, **headers},
+                preload_content=not stream,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise explain(error, self._host) from error
 
-    def _check(self, response: httpx.Response, file: RemoteFile | None = None) -> None:
+    def _check(self, response: urllib3.BaseHTTPResponse, file: RemoteFile | None = None) -> None:
         """Raise what an answer means that is not a success."""
-        status = response.status_code
-        if response.is_success:
+        status = response.status
+        if 200 <= status < 300:
             return
         if status in (408, 416, 429) or status >= 500:
             after = response.headers.get("Retry-After", "")
             raise Interrupted(
-                f"{response.url.host} answered {status} {response.reason_phrase}",
+                f"the hub answered {status} {response.reason}",
                 retry_after=float(after) if after.isdigit() else None,
             )
         what, hint = self._refusal(response, file)
         raise SourceError(what, where=self.where, hint=hint)
 
-    def _refusal(self, response: httpx.Response, file: RemoteFile | None) -> tuple[str, str]:
+    def _refusal(
+        self, response: urllib3.BaseHTTPResponse, file: RemoteFile | None
+    ) -> tuple[str, str]:
         """What is the matter, and what to do about it."""
-        status, code = response.status_code, response.headers.get("X-Error-Code", "")
+        status, code = response.status, response.headers.get("X-Error-Code", "")
         repo, page = self._source.repo, f"{self._endpoint}/{self._source.repo}"
-        if code == "GatedRepo" or (status == 403 and "gated" in response.text.lower()):
+        if code == "GatedRepo" or (status == 403 and b"gated" in response.data.lower()):
             if self._token is None:
                 return (
                     f"{status}: the repository is gated and there is no token",
@@ -214,5 +192,5 @@ class HubRemote:
                 f"404: there is no repository {repo}, or the token does not see it",
                 "Correct the name: it is ORGANISATION/NAME",
             )
-        said = response.headers.get("X-Error-Message") or response.reason_phrase
+        said = response.headers.get("X-Error-Message") or response.reason
         return f"the hub answered {status}: {said}", f"See {page}"

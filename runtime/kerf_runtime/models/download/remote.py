@@ -7,16 +7,12 @@ Three kinds of failure: ``SourceError`` (the place says no; asking again will no
 from __future__ import annotations
 
 import hashlib
-import socket
-import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["CHUNK_BYTES", "Digest", "Hasher", "Interrupted", "Remote", "RemoteFile", "Stream"]
-
-CHUNK_BYTES = 2**20
+__all__ = ["Digest", "Hasher", "Interrupted", "Remote", "RemoteFile", "Stream"]
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error yet: the caller tries again
@@ -151,21 +147,3 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
-
-
-def explain_transport(error: BaseException, address: str) -> str:
-    """Why nothing came from ``address``: offline, refused, silent, or not to be trusted."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror):
-            return (
-                f"the name of {address} cannot be resolved ({cause.strerror}); is there a network?"
-            )
-        if isinstance(cause, ConnectionRefusedError):
-            return f"{address} refuses the connection"
-        if isinstance(cause, ssl.SSLError):
-            return f"the TLS connection to {address} failed: {cause.reason or cause}"
-        if isinstance(cause, TimeoutError):
-            return f"{address} does not answer"
-        cause = cause.__cause__ or cause.__context__
-    return f"the connection to {address} failed: {error or type(error).__name__}"

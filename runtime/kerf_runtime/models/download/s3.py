@@ -11,24 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
 from xml.etree.ElementTree import ParseError
+
+import urllib3
 
 from kerf_runtime.config.source import S3Source
 from kerf_runtime.errors import ConfigError, SourceError
-from kerf_runtime.models.download.remote import (
-    CHUNK_BYTES,
-    Digest,
-    Interrupted,
-    RemoteFile,
-    Stream,
-    explain_transport,
-)
-
-if TYPE_CHECKING:
-    import urllib3
+from kerf_runtime.models.download.remote import Digest, Interrupted, RemoteFile, Stream
+from kerf_runtime.models.download.transport import chunks, connections, explain, parse_address
 
 __all__ = ["S3Remote"]
 
@@ -75,7 +67,7 @@ class S3Remote:
         key, secret, session = _keys(environ)
         self._has_keys = key is not None
         has_role = key is None and any(environ.get(name) for name in _ROLE_VARIABLES)
-        self._pool = _pool(endpoint.scheme, endpoint.hostname or "", environ)
+        self._pool = connections(endpoint, environ, redirects=0)
         self._client = Minio(
             self._address,
             access_key=key,
@@ -133,7 +125,7 @@ class S3Remote:
                 "x-amz-server-side-encryption-customer-algorithm" in response.headers
             )
             has_digest = not encryption.startswith("aws:kms") and not with_customer_key
-            yield Stream(begins, self._chunks(response), has_digest)
+            yield Stream(begins, chunks(response, self._address), has_digest)
         finally:
             response.close()
             response.release_conn()
@@ -142,19 +134,8 @@ class S3Remote:
         """Close the connections."""
         self._pool.clear()
 
-    def _chunks(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        import urllib3
-
-        try:
-            # In chunks as they come: a break loses nothing that came.
-            while chunk := response.read1(CHUNK_BYTES, decode_content=False):
-                yield chunk
-        except urllib3.exceptions.HTTPError as error:
-            raise Interrupted(explain_transport(error, self._address)) from error
-
     def _ask(self, request: Callable[[], T]) -> T:
         """The answer to a request; raises what another answer means."""
-        import urllib3
         from minio.error import InvalidResponseError, S3Error, ServerError
 
         try:
@@ -176,7 +157,7 @@ class S3Remote:
                 hint="The endpoint may be wrong, or a proxy answered instead",
             ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise Interrupted(explain_transport(error, self._address)) from error
+            raise explain(error, self._address) from error
 
     def _refusal(self, code: str, said: str) -> Exception:
         """What an error code of S3 means, and what to do about it."""
@@ -209,16 +190,14 @@ class S3Remote:
         return SourceError(what, where=self.where, hint=hint)
 
 
-def _endpoint(source: S3Source, environ: Mapping[str, str]) -> Any:
+def _endpoint(source: S3Source, environ: Mapping[str, str]) -> SplitResult:
     variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     found = next((name for name in variables if environ.get(name)), None)
     text = source.endpoint or (environ[found] if found else _AWS)
-    parts = urlsplit(text.rstrip("/"))
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query:
-        raise ConfigError(
-            f"not the address of a storage: {text}", where=found, hint="https://HOST[:PORT]"
-        )
-    return parts
+    address = parse_address(text, where=found)
+    if address.path:
+        raise ConfigError(f"the address of a storage has no path: {text}", where=found)
+    return address
 
 
 def _keys(environ: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
@@ -231,23 +210,3 @@ def _keys(environ: Mapping[str, str]) -> tuple[str | None, str | None, str | Non
             hint="Set both, or neither for a public bucket",
         )
     return key, secret, session
-
-
-def _pool(scheme: str, host: str, environ: Mapping[str, str]) -> urllib3.PoolManager:
-    """Connections that honour the usual variables for proxies and certificates; ``fetch`` tries again."""
-    import certifi
-    import urllib3
-
-    settings: dict[str, Any] = {
-        "timeout": urllib3.Timeout(connect=10, read=60),
-        "maxsize": 16,
-        "retries": False,
-        "cert_reqs": "CERT_REQUIRED",
-        "ca_certs": environ.get("AWS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or certifi.where(),
-    }
-    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
-    return (
-        urllib3.ProxyManager(proxy, **settings)
-        if proxy is not None
-        else urllib3.PoolManager(**settings)
-    )
