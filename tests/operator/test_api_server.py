@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hack.cluster import ClusterError, ControlPlane
 from tests.operator.builders import spec_document
 from tests.operator.standin import TestClient
@@ -301,6 +303,19 @@ def test_good_resources_are_accepted_by_both_sides_and_read_back_equal(
     finally:
         api.delete_any("ModelDeployment", "chat", namespace="default")
     assert read == written, "defaults of the schema and of the models differ"
+
+
+@pytest.mark.parametrize("name", ["hub", "s3"])
+def test_pods_that_download_are_accepted(control_plane: ControlPlane, name: str) -> None:
+    """The Job names its containers in its failure policy, which the API server compares."""
+    golden = Path(__file__).parent / "golden" / f"{name}.yaml"
+    for document in yaml.safe_load_all(golden.read_text()):
+        if document["kind"] in ("Job", "Deployment"):
+            document["metadata"]["namespace"] = "default"
+            text = yaml.safe_dump(document)
+            control_plane.kubectl(
+                "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
+            )
 
 
 def test_unknown_fields_are_refused_with_strict_validation(

@@ -137,3 +137,12 @@ def test_optional_models_keep_their_rules_and_lose_their_null() -> None:
     assert part["x-kubernetes-validations"] == [
         {"rule": "self.size > 0", "message": "size must be positive"}
     ]
+
+
+def test_a_limit_that_is_excluded_itself_is_written_as_kubernetes_does() -> None:
+    class Bounded(ConfigModel):
+        share: float = Field(0.5, gt=0, lt=1)
+
+    node = structural_schema(Bounded)["properties"]["share"]
+    assert (node["minimum"], node["exclusiveMinimum"]) == (0, True)
+    assert (node["maximum"], node["exclusiveMaximum"]) == (1, True)

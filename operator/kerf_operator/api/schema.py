@@ -86,6 +86,11 @@ def _node(
             result["x-kubernetes-preserve-unknown-fields"] = True
         else:
             result["additionalProperties"] = _node(values, definitions, models)
+    for bound in ("Minimum", "Maximum"):
+        # JSON Schema has the limit here, Kubernetes only whether minimum or maximum is itself excluded.
+        limit = result.get(f"exclusive{bound}")
+        if limit is not None:
+            result |= {bound.lower(): limit, f"exclusive{bound}": True}
     if result.get("x-kubernetes-int-or-string"):
         result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
     if "items" in node:

@@ -201,6 +201,10 @@ class _CannedHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         canned = self.canned
         canned.requests.append((self.path, dict(self.headers)))
+        if self.path == "/credentials":
+            given = {"AccessKeyId": "ASIAROLE", "SecretAccessKey": "s", "Token": "t"}
+            body = json.dumps({**given, "Expiration": "2099-01-01T00:00:00Z"}).encode()
+            return self.answer(200, body, Content_Type="application/json")
         if canned.page is not None:
             return self.answer(canned.page_status, canned.page, Content_Type="text/html")
         if canned.error is not None:

@@ -345,6 +345,36 @@ def test_temporary_credentials_send_their_session(canned: Canned, pull: Pull) ->
     assert "/us-east-1/s3/aws4_request" in sent["authorization"]
 
 
+def test_without_keys_the_role_of_a_container_is_asked_for_some(
+    canned: Canned, pull: Pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_file(canned, "")
+    variable, address = "AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{canned.endpoint}/credentials"
+    monkeypatch.setenv(variable, address)
+    pull(endpoint=canned.endpoint, prefix=None, keys=None, environ={variable: address})
+    signed = canned.requests[-1][1]["Authorization"]
+    assert "Credential=ASIAROLE/" in signed
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ", "region"),
+    [
+        (None, {}, None),
+        ("https://s3.eu-west-1.amazonaws.com", {}, None),
+        ("https://minio.test", {}, "us-east-1"),
+        ("https://minio.test", {"AWS_REGION": "eu-west-1"}, "eu-west-1"),
+    ],
+)
+def test_only_aws_is_asked_for_the_region_of_a_bucket(
+    endpoint: str | None, environ: dict[str, str], region: str | None
+) -> None:
+    source = ModelSource.model_validate({"s3": {"bucket": "models", "endpoint": endpoint}}).s3
+    assert source is not None
+    remote = S3Remote(source, environ)
+    assert remote.region == region
+    remote.close()
+
+
 def test_requests_are_signed_for_the_region_of_the_document(canned: Canned, pull: Pull) -> None:
     serve_file(canned, "")
     pull(endpoint=canned.endpoint, prefix=None, region="eu-west-1")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 from xml.etree.ElementTree import ParseError
 
 import urllib3
@@ -47,7 +47,11 @@ _OTHER_REGION = (
 
 
 class S3Remote:
-    """A folder of a bucket, or one GGUF file; see ``Remote``."""
+    """A folder of a bucket, or one GGUF file; see ``Remote``.
+
+    Attributes:
+        region: what requests are signed for; None for whatever AWS says of the bucket.
+    """
 
     def __init__(self, source: S3Source, environ: Mapping[str, str]) -> None:
         from minio import Minio
@@ -61,9 +65,7 @@ class S3Remote:
         self._prefix += "/" if self._prefix else ""
         endpoint = _endpoint(source, environ)
         self._address = endpoint.netloc
-        region = source.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-        if region is None and self._address != urlsplit(_AWS).netloc:
-            region = "us-east-1"  # what storages call their only region; AWS tells the bucket's
+        self.region = _region(source, environ, endpoint.hostname or "")
         key, secret, session = _keys(environ)
         self._has_keys = key is not None
         has_role = key is None and any(environ.get(name) for name in _ROLE_VARIABLES)
@@ -75,7 +77,7 @@ class S3Remote:
             session_token=session,
             credentials=IamAwsProvider() if has_role else None,
             secure=endpoint.scheme == "https",
-            region=region,
+            region=self.region,
             http_client=self._pool,
         )
 
@@ -188,6 +190,14 @@ class S3Remote:
         else:
             what, hint = f"{self._address} answered {code}: {said}", "See its log"
         return SourceError(what, where=self.where, hint=hint)
+
+
+def _region(source: S3Source, environ: Mapping[str, str], host: str) -> str | None:
+    """The region to sign for; None lets AWS tell the bucket's."""
+    given = source.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    if given or host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return given or None
+    return "us-east-1"  # what storages call their only region
 
 
 def _endpoint(source: S3Source, environ: Mapping[str, str]) -> SplitResult:

@@ -185,7 +185,7 @@ class _Snapshot:
             raise DownloadError(
                 "the model is not here and HF_HUB_OFFLINE is set",
                 where=self._remote.where,
-                hint="Unset HF_HUB_OFFLINE once to download it",
+                hint="Set HF_HUB_OFFLINE=0 once to download it",
             )
         return current
 
