@@ -1,12 +1,14 @@
-"""The scheduler: tables of single decisions, and a state machine for what must always hold."""
+"""The scheduler: tables of single decisions, and a simulation of what must always hold."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+import random
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerf_runtime.engine.fair_queue import SECONDS_PER_PRIORITY
 from kerf_runtime.engine.messages import SamplingParams, TokenOutput
 from kerf_runtime.engine.request import Request
 from kerf_runtime.engine.scheduler import Batch, Scheduler, SchedulerLimits
@@ -16,7 +18,13 @@ EOS = 99
 
 
 def make_scheduler(
-    *, seqs: int = 4, tokens: int = 16, length: int = 64, block_size: int = 4, blocks: int = 64
+    *,
+    seqs: int = 4,
+    tokens: int = 16,
+    length: int = 64,
+    block_size: int = 4,
+    blocks: int = 64,
+    caching: bool = True,
 ) -> Scheduler:
     return Scheduler(
         SchedulerLimits(
@@ -26,6 +34,7 @@ def make_scheduler(
             vocab_size=100,
             block_size=block_size,
             num_blocks=blocks,
+            prefix_caching=caching,
         )
     )
 
@@ -33,15 +42,25 @@ def make_scheduler(
 def add(
     scheduler: Scheduler,
     name: str,
-    prompt: int,
+    prompt: int | list[int],
     max_tokens: int = 4,
     *,
     ignore_eos: bool = False,
     stop: tuple[int, ...] = (),
+    arrived: float = 0.0,
+    priority: int = 0,
 ) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop)
+    """Queue a prompt, or one of this many tokens that no other name's begins like."""
+    if isinstance(prompt, int):
+        prompt = [ord(name[0]) % 100, *range(prompt - 1)]
     return scheduler.add(
-        name, list(range(prompt)), params, eos_token_ids=(EOS,), seed=0, arrived=0.0
+        name,
+        prompt,
+        SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop),
+        eos_token_ids=(EOS,),
+        seed=0,
+        arrived=arrived,
+        priority=priority,
     )
 
 
@@ -223,110 +242,316 @@ def test_an_id_is_used_once() -> None:
         add(scheduler, "a", prompt=3)
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random requests, aborts and steps, checked against a model of the KV cache."""
+def test_a_prompt_that_begins_like_an_earlier_one_computes_only_the_rest() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", list(range(10)))
+    step(scheduler)
+    add(scheduler, "b", [*range(9), 50, 51])
+    batch, outputs = step(scheduler)
+    assert shape(batch) == [("a", 10, 1), ("b", 8, 3)]
+    assert outputs == [TokenOutput("a", [7]), TokenOutput("b", [7], cached_tokens=8)]
+    assert scheduler.pool.used == 3 + 1, "two blocks are shared"
+    assert step(scheduler)[1][1].cached_tokens == 0, "it is told once"
 
-    @initialize(
-        seqs=st.integers(1, 5),
-        extra=st.integers(0, 20),
-        length=st.integers(2, 40),
-        block_size=st.integers(1, 6),
-        spare=st.integers(0, 8),
-    )
-    def begin(self, seqs: int, extra: int, length: int, block_size: int, spare: int) -> None:
+
+def test_what_a_finished_request_computed_is_found_with_its_answer() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", list(range(10)), max_tokens=3)
+    while scheduler.has_work:
+        step(scheduler)
+    assert (scheduler.pool.used, scheduler.pool.cached) == (0, 3)
+    add(scheduler, "b", [*range(10), 7, 7, 7, 1])
+    assert shape(step(scheduler)[0]) == [("b", 12, 2)]
+
+
+def test_of_a_prompt_that_is_cached_whole_the_last_block_is_computed() -> None:
+    scheduler = make_scheduler()
+    for name in "ab":
+        add(scheduler, name, list(range(8)), max_tokens=1)
+        batch, _ = step(scheduler)
+    assert shape(batch) == [("b", 4, 4)]
+    add(scheduler, "c", list(range(9)), max_tokens=1)
+    assert shape(step(scheduler)[0]) == [("c", 8, 1)]
+
+
+def test_several_answers_to_one_prompt_compute_it_once() -> None:
+    scheduler = make_scheduler()
+    for name in "abc":
+        add(scheduler, name, list(range(10)))
+    assert shape(step(scheduler)[0]) == [("a", 0, 10)]
+    assert shape(step(scheduler)[0]) == [("a", 10, 1), ("b", 8, 2), ("c", 8, 2)]
+    assert (scheduler.prefixes.queries, scheduler.prefixes.hits) == (30, 16)
+
+
+def test_a_request_waits_for_what_others_compute_only_once() -> None:
+    scheduler = make_scheduler(blocks=8, length=32, tokens=40)
+    add(scheduler, "a", list(range(16)), max_tokens=1)
+    b = add(scheduler, "b", list(range(12)))
+    assert shape(step(scheduler)[0]) == [("a", 0, 16)]
+    assert b.was_deferred
+    # What it waited for is forgotten, and computed again by somebody more urgent.
+    add(scheduler, "x", 31, max_tokens=1, priority=-2)
+    assert shape(step(scheduler)[0]) == [("x", 0, 31)]
+    add(scheduler, "c", list(range(12)), priority=-1)
+    assert shape(step(scheduler)[0]) == [("c", 0, 12), ("b", 0, 12)]
+
+
+def test_a_preempted_request_finds_its_own_blocks_again() -> None:
+    scheduler = make_scheduler(blocks=7, length=28, block_size=4)
+    add(scheduler, "old", prompt=7, max_tokens=6)
+    young = add(scheduler, "young", prompt=14, max_tokens=10)
+    while scheduler.preemptions == 0:
+        step(scheduler)
+    while not young.blocks:
+        batch, _ = step(scheduler)
+    [item] = [item for item in batch.items if item.request is young]
+    assert (item.start, item.count) == (16, 1)
+    assert young.cached_tokens == 0, "nothing of it had been computed when it came"
+
+
+def test_a_cache_that_is_switched_off_shares_nothing() -> None:
+    scheduler = make_scheduler(caching=False)
+    for name in "ab":
+        add(scheduler, name, list(range(8)))
+    assert shape(step(scheduler)[0]) == [("a", 0, 8), ("b", 0, 8)]
+    assert scheduler.pool.used == 4
+    assert (scheduler.pool.cached, scheduler.prefixes.queries) == (0, 0)
+
+
+def test_priority_decides_who_is_admitted_first() -> None:
+    scheduler = make_scheduler(seqs=1)
+    for name, priority in (("a", 1), ("b", 0), ("c", -1), ("d", 0)):
+        add(scheduler, name, 3, max_tokens=1, priority=priority)
+    order = [step(scheduler)[1][0].request_id for _ in range(4)]
+    assert order == ["c", "b", "d", "a"]
+
+
+def test_priority_decides_who_gives_way_when_blocks_run_out() -> None:
+    scheduler = make_scheduler(blocks=6, length=24, block_size=4)
+    add(scheduler, "old", prompt=7, max_tokens=12)
+    urgent = add(scheduler, "urgent", prompt=7, max_tokens=12, priority=-1)
+    while scheduler.preemptions == 0:
+        step(scheduler)
+    assert urgent.blocks
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+
+
+def test_a_request_is_served_although_more_urgent_ones_never_stop_coming() -> None:
+    scheduler = make_scheduler(seqs=2)
+    patient = add(scheduler, "patient", 3, max_tokens=2, priority=1)
+    for second in range(100):
+        for name in range(3):
+            add(scheduler, f"{second} {name}", 3, max_tokens=1, arrived=float(second))
+        step(scheduler)
+        if patient.generated == 2:
+            break
+    # Two of the three that arrive in a second are served in it; those of the first ten go before.
+    assert SECONDS_PER_PRIORITY < second <= SECONDS_PER_PRIORITY * 3 / 2 + 2
+
+
+def test_the_next_step_can_be_scheduled_before_the_tokens_of_this_one_are_known() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", prompt=5, max_tokens=2)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    assert [shape(first), shape(second)] == [[("a", 0, 5)], [("a", 5, 1)]]
+    assert scheduler.schedule() is None, "the second token is the last, whatever it is"
+    assert scheduler.complete(first, [1]) == [TokenOutput("a", [1])]
+    assert scheduler.complete(second, [2]) == [TokenOutput("a", [2], "length")]
+    assert (scheduler.schedule(), scheduler.has_work) == (None, False)
+
+
+def test_a_request_that_lost_its_blocks_waits_for_the_token_that_is_on_its_way() -> None:
+    scheduler = make_scheduler(blocks=5, length=20, block_size=4)
+    add(scheduler, "old", prompt=8)
+    young = add(scheduler, "young", prompt=8)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    assert shape(second) == [("old", 8, 1)]
+    assert (young.blocks, young.pending) == ([], 1)
+    assert scheduler.abort("old")
+    assert scheduler.schedule() is None
+    assert scheduler.complete(first, [1, 2]) == [TokenOutput("young", [2])]
+    batch = scheduler.schedule()
+    assert batch is not None
+    assert shape(batch) == [("young", 8, 1)]
+
+
+def test_the_token_after_the_one_that_ends_a_request_is_dropped() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", prompt=5, max_tokens=9)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    assert scheduler.complete(first, [EOS]) == [TokenOutput("a", [EOS], "stop")]
+    assert scheduler.complete(second, [1]) == []
+    assert scheduler.pool.used == 0
+
+
+STOP = 5
+"""Ends a request in the simulation."""
+
+
+class Simulation:
+    """Random requests, aborts and steps, checked against a model of the device and its KV cache.
+
+    Steps run as soon as they are scheduled; their tokens may be told some steps later.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        seqs, block_size = chance.randint(1, 6), chance.randint(1, 5)
+        length = chance.randint(2, 40)
         self.scheduler = make_scheduler(
             seqs=seqs,
-            tokens=seqs + extra,
+            tokens=seqs + chance.choice([0, 3, 10, 40]),
             length=length,
             block_size=block_size,
-            blocks=-(-length // block_size) + spare,
+            blocks=-(-length // block_size) + chance.choice([0, 2, 6, 20]),
+            caching=chance.random() < 0.8,
         )
+        self.behind = chance.choice([0, 0, 1, 1, 2])
+        """How many steps run before the tokens of the first of them are told."""
         self.live: dict[str, Request] = {}
-        self.cached: dict[int, tuple[str, int]] = {}
-        """Cache slot -> the request and position stored there last."""
-        self.first_runs: list[int] = []
-        self.serial = 0
+        self.texts: dict[str, list[int]] = {}
+        """What the device knows of a request: its prompt and all that was sampled."""
+        self.cached: dict[int, tuple[int, ...]] = {}
+        """Cache slot -> the text up to the token that is stored there."""
+        self.steps: list[tuple[Batch, list[int]]] = []
+        """That ran and were not completed, and what they sampled."""
+        self.clock = 0.0
 
-    @rule(data=st.data())
-    def add(self, data: st.DataObject) -> None:
-        limits = self.scheduler.limits
-        prompt = data.draw(st.integers(1, limits.max_model_len - 1))
-        most = data.draw(st.integers(1, 12))
-        request = add(self.scheduler, str(self.serial), prompt, most, ignore_eos=True)
-        self.live[request.request_id] = request
-        self.serial += 1
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.live)))
-        assert self.scheduler.abort(name)
-        del self.live[name]
-
-    @rule()
-    def step(self) -> None:
-        limits = self.scheduler.limits
-        batch = self.scheduler.schedule()
-        assert (batch is None) == (not self.live)
-        if batch is None:
-            return
-        assert 0 < batch.num_tokens <= limits.max_num_batched_tokens
-        assert len(batch.items) <= limits.max_num_seqs
-        assert len({item.request.request_id for item in batch.items}) == len(batch.items)
-        assert batch.uniform_decode == all(item.count == 1 for item in batch.items)
-        for item in batch.items:
-            request = item.request
-            assert item.start == request.computed
-            assert item.samples == (item.start + item.count == len(request.tokens))
-            slots = [
-                block * limits.block_size + offset
-                for block in request.blocks
-                for offset in range(limits.block_size)
-            ]
-            for position in range(item.start, item.start + item.count):
-                self.cached[slots[position]] = (request.request_id, position)
-            # Everything the step attends to is still what this request stored.
-            for position in range(item.start + item.count):
-                assert self.cached[slots[position]] == (request.request_id, position)
-        self.first_runs += [int(request.request_id) for request in batch.first_time]
-        sampled = sum(item.samples for item in batch.items)
-        for output in self.scheduler.complete(batch, [3] * sampled):
-            if output.finish_reason is not None:
-                request = self.live.pop(output.request_id)
-                expected = min(
-                    request.params.max_tokens, limits.max_model_len - request.prompt_length
-                )
-                assert request.generated == expected
-
-    @invariant()
-    def every_block_has_one_owner(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        owned = [block for request in self.live.values() for block in request.blocks]
-        assert len(owned) == len(set(owned))
-        assert self.scheduler.pool.used == len(owned)
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
-
-    @invariant()
-    def requests_start_in_order_of_arrival(self) -> None:
-        if hasattr(self, "first_runs"):
-            assert self.first_runs == sorted(self.first_runs)
-
-    def teardown(self) -> None:
-        """Whatever happened before, everything finishes, in a bounded number of steps."""
-        if not hasattr(self, "scheduler"):
-            return
+    def run(self, count: int) -> None:
+        """Let requests come and go for some steps, then let all of them end."""
+        for _ in range(count):
+            if len(self.live) < 8:
+                for _ in range(self.chance.choice([0, 0, 1, 3])):
+                    self.add()
+            if self.live and self.chance.random() < 0.03:
+                name = self.chance.choice(sorted(self.live))
+                assert self.scheduler.abort(name)
+                del self.live[name]
+            self.step()
+            self.check_owners()
         # Alone, a request takes at most one step per token; a preemption repeats them.
-        bound = 2 * sum(len(r.tokens) + r.params.max_tokens for r in self.live.values()) ** 2 + 1
+        bound = 2 * sum(len(r.tokens) + r.params.max_tokens for r in self.live.values()) ** 2 + 2
         for _ in range(bound):
             if not self.live:
                 break
             self.step()
+            self.check_owners()
         assert not self.live
+        self.complete_until(0)
         assert self.scheduler.pool.used == 0
+        assert not self.scheduler.has_work
+
+    def add(self) -> None:
+        """A prompt that repeats one of a few patterns and then goes its own way."""
+        chance, limits = self.chance, self.scheduler.limits
+        pattern = chance.choice([(0,), (0, 1), (0, 1, 1)])
+        alike, own = chance.randint(0, 20), chance.randint(1, 5)
+        prompt = [pattern[i % len(pattern)] for i in range(alike)]
+        prompt += [chance.randrange(3) for _ in range(own)]
+        prompt = prompt[: limits.max_model_len - 1]
+        name = str(len(self.texts))
+        self.texts[name] = list(prompt)
+        self.live[name] = add(
+            self.scheduler,
+            name,
+            prompt,
+            chance.randint(1, 20),
+            stop=(STOP,),
+            arrived=self.clock,
+            priority=chance.choice([0, 0, 0, -1, 2]),
+        )
+
+    def step(self) -> None:
+        self.clock += 3.0
+        batch = self.scheduler.schedule()
+        if batch is None:
+            assert self.steps or not self.live
+            self.complete_until(0)
+            return
+        self.check_limits(batch)
+        self.steps.append((batch, self.run_on_the_device(batch)))
+        self.complete_until(self.behind)
+
+    def check_limits(self, batch: Batch) -> None:
+        limits = self.scheduler.limits
+        assert 0 < batch.num_tokens <= limits.max_num_batched_tokens
+        assert batch.num_tokens == sum(item.count for item in batch.items)
+        assert len(batch.items) <= limits.max_num_seqs
+        names = {item.request.request_id for item in batch.items}
+        assert len(names) == len(batch.items)
+        assert batch.uniform_decode == all(item.count == 1 for item in batch.items)
+        # Nobody is admitted before one who is to be served earlier.
+        waiting = [request.place for request in self.live.values() if not request.blocks]
+        for request in batch.first_time:
+            assert request.request_id in names
+            assert all(request.place < place for place in waiting)
+
+    def run_on_the_device(self, batch: Batch) -> list[int]:
+        """Read, then store: what is stored in a step is not read by others in the same step."""
+        size = self.scheduler.limits.block_size
+        sampled = []
+        for item in batch.items:
+            text, blocks = self.texts[item.request.request_id], item.request.blocks
+            for position in range(item.start):
+                slot = blocks[position // size] * size + position % size
+                assert self.cached[slot] == tuple(text[: position + 1])
+        for item in batch.items:
+            text, blocks = self.texts[item.request.request_id], item.request.blocks
+            assert item.count > 0
+            assert item.samples == (item.start + item.count == len(text))
+            for position in range(item.start, item.start + item.count):
+                block = blocks[position // size]
+                owners = [name for name, other in self.live.items() if block in other.blocks]
+                assert owners == [item.request.request_id], "what others may read is not changed"
+                self.cached[block * size + position % size] = tuple(text[: position + 1])
+            if item.samples:
+                sampled.append(STOP if self.chance.random() < 0.04 else self.chance.randrange(3))
+                text.append(sampled[-1])
+                assert len(text) - item.request.prompt_length <= self.most(item.request)
+        return sampled
+
+    def most(self, request: Request) -> int:
+        """The length of the longest answer."""
+        room = self.scheduler.limits.max_model_len - request.prompt_length
+        return min(request.params.max_tokens, room)
+
+    def complete_until(self, left: int) -> None:
+        while len(self.steps) > left:
+            for output in self.scheduler.complete(*self.steps.pop(0)):
+                request = self.live[output.request_id]
+                text = self.texts[output.request_id]
+                assert request.tokens == text[: len(request.tokens)]
+                ended = "length" if request.generated == self.most(request) else None
+                if output.token_ids == [STOP]:
+                    ended = "stop"
+                assert output.finish_reason == ended
+                assert output.cached_tokens < request.prompt_length
+                if ended is not None:
+                    del self.live[output.request_id]
+
+    def check_owners(self) -> None:
+        pool, size = self.scheduler.pool, self.scheduler.limits.block_size
+        owners: dict[int, list[tuple[int, ...]]] = {}
+        for name, request in self.live.items():
+            for index, block in enumerate(request.blocks):
+                owners.setdefault(block, []).append(tuple(self.texts[name][: (index + 1) * size]))
+        assert pool.used == len(owners)
+        assert pool.free + pool.used == pool.total
+        assert all(0 <= block < pool.total for block in owners)
+        for texts in owners.values():
+            assert len(set(texts)) == 1, "only equal texts share a block"
+            assert len(texts) == 1 or len(texts[0]) % size == 0, "only full blocks are shared"
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+        assert self.scheduler.limits.prefix_caching or not pool.cached
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None
-)
-TestSchedulerAlways = SchedulerMachine.TestCase
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_whatever_comes_every_request_ends_and_reads_only_its_own_text(seed: int) -> None:
+    Simulation(seed).run(40)

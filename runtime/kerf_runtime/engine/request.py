@@ -39,9 +39,17 @@ class Request:
         stop_ids: tokens that end the request, the model's own included unless they are ignored.
         seed: of this request's random numbers.
         arrived: monotonic seconds.
-        computed: tokens whose keys and values are in the cache.
-        blocks: cache blocks in order of position; owned by this request alone.
+        place: what requests are served by, the smallest first; no two requests have the same.
+        computed: tokens whose keys and values are in the cache, or will be after the steps that were
+            scheduled.
+        pending: tokens that scheduled steps will yield; they come after ``tokens``.
+        blocks: cache blocks in order of position.  Full ones may have other owners too.  The list is
+            replaced or grows, and never changes otherwise.
+        block_keys: of the leading full blocks, as far as they were needed.
+        published: leading blocks that others can find.
+        cached_tokens: of the prompt, found in the cache when the request was first admitted.
         was_scheduled: whether a step has run it yet.
+        was_deferred: whether it was left waiting for a step that fills what it can use.
     """
 
     request_id: str
@@ -51,26 +59,41 @@ class Request:
     stop_ids: frozenset[int]
     seed: int
     arrived: float
+    place: tuple[float, int]
     state: RequestState = RequestState.WAITING
     computed: int = 0
+    pending: int = 0
     blocks: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    published: int = 0
+    cached_tokens: int = 0
     was_scheduled: bool = False
+    was_deferred: bool = False
 
     @property
     def remaining(self) -> int:
-        """Tokens that are known but not yet computed: 1 while decoding."""
-        return len(self.tokens) - self.computed
+        """Tokens that are known or pending, and not yet computed: 1 while decoding."""
+        return len(self.tokens) + self.pending - self.computed
 
     @property
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_length
 
+    def is_ending(self, max_model_len: int) -> bool:
+        """Whether the pending token is the last one, whatever it will be."""
+        return self.pending > 0 and self._is_full(self.pending, max_model_len)
+
+    def _is_full(self, more: int, max_model_len: int) -> bool:
+        """Whether the answer is as long as it may be, with ``more`` tokens than are known."""
+        return (
+            self.generated + more >= self.params.max_tokens
+            or len(self.tokens) + more >= max_model_len
+        )
+
     def append(self, token: int, max_model_len: int) -> str | None:
         """Add a generated token; returns why the request is over, or None."""
         self.tokens.append(token)
         if token in self.stop_ids:
             return FinishReason.STOP
-        if self.generated >= self.params.max_tokens or len(self.tokens) >= max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self._is_full(0, max_model_len) else None

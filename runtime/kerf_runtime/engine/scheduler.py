@@ -3,23 +3,32 @@
 Every step takes up to ``max_num_batched_tokens`` tokens from up to ``max_num_seqs`` requests:
 
 1. every decoding request gets one token, so that a long prompt never stalls running answers;
-2. what is left of the budget goes to prompts that are partly computed, oldest first (chunked prefill);
-3. then to waiting requests, in order of arrival, none overtaking another.
+2. what is left of the budget goes to prompts that are partly computed, in order (chunked prefill);
+3. then to waiting requests, in order, none overtaking another.
+
+The order is that of ``fair_queue``: arrival, moved by priority.  It never changes, and only finitely many
+later arrivals come before a request.  The first of all live requests keeps its blocks once it runs; while
+it waits nobody else is admitted, and what runs comes to an end.  So every request finishes.
 
 A request gets the blocks for all its known tokens when it is admitted, so a prompt never stops half
-way; only decoding grows.  When no block is free, the youngest running request gives back all its blocks
-and waits at the front of the queue; its tokens are computed again later.  Running requests are always
-older than waiting ones, and the oldest can always run, so every request finishes.
+way; only decoding grows.  Leading blocks that others have computed are shared (``prefix_cache``).  A request
+whose next block is filled by another in the same step waits, once, for the next step: n answers to one
+prompt compute it once.  When no block is free, the last running request gives back all its blocks and
+waits again; it finds those that nobody needed meanwhile, and computes the rest again.
+
+``schedule`` counts the tokens of a step as computed, so that the next step can be scheduled before
+``complete`` tells which tokens it gave; until then these are ``pending``.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kerf_runtime.engine.blocks import BlockPool
+from kerf_runtime.engine.fair_queue import FairQueue, place_of
 from kerf_runtime.engine.messages import SamplingParams, TokenOutput
+from kerf_runtime.engine.prefix_cache import PrefixCache
 from kerf_runtime.engine.request import Request, RequestState
 from kerf_runtime.errors import RequestError
 
@@ -37,6 +46,7 @@ class SchedulerLimits:
         vocab_size: token ids are below it.
         block_size: tokens per cache block.
         num_blocks: cache blocks; enough for one request of ``max_model_len`` tokens.
+        prefix_caching: whether requests that begin alike share blocks.
     """
 
     max_num_seqs: int
@@ -45,14 +55,15 @@ class SchedulerLimits:
     vocab_size: int
     block_size: int
     num_blocks: int
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True)
 class Scheduled:
     """The part of a request that runs in one step: tokens ``start`` to ``start + count``.
 
-    ``samples`` is True if the last of them is the request's last known token, so that the step
-    yields a new one.
+    The last of them may be pending: what the step before yields.  ``samples`` is True if there is no
+    later token, known or pending, so that the step yields a new one.
     """
 
     request: Request
@@ -73,16 +84,19 @@ class Batch:
 
 
 class Scheduler:
-    """Holds all live requests; ``schedule`` and ``complete`` alternate."""
+    """Holds all live requests.  Every batch that ``schedule`` gives is completed, in the same order."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
+        self.prefixes = PrefixCache(self.pool, enabled=limits.prefix_caching)
         self.preemptions = 0
+        self._added = 0
         self._requests: dict[str, Request] = {}
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        """Oldest first."""
+        self._waiting = FairQueue()
+        self._running = FairQueue()
+        self._filling: list[tuple[Request, int]] = []
+        """Who fills a block in the last scheduled step, and how many of its blocks were full before."""
 
     @property
     def num_running(self) -> int:
@@ -96,7 +110,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would return a batch."""
+        """Whether a request is live."""
         return bool(self._requests)
 
     def add(
@@ -108,8 +122,18 @@ class Scheduler:
         eos_token_ids: Sequence[int],
         seed: int,
         arrived: float,
+        priority: int = 0,
     ) -> Request:
         """Queue a request.
+
+        Args:
+            request_id: unique among live requests.
+            prompt: its tokens.
+            params: how its answer is chosen.
+            eos_token_ids: the model's own, which end it unless they are ignored.
+            seed: of its random numbers.
+            arrived: monotonic seconds.
+            priority: lower is sooner; see ``fair_queue``.
 
         Raises:
             RequestError: it can never run, or its id is in use; names the parameter.
@@ -124,9 +148,11 @@ class Scheduler:
             stop_ids=stop_ids if params.ignore_eos else stop_ids | frozenset(eos_token_ids),
             seed=seed,
             arrived=arrived,
+            place=(place_of(arrived, priority), self._added),
         )
+        self._added += 1
         self._requests[request_id] = request
-        self._waiting.append(request)
+        self._waiting.add(request)
         return request
 
     def _check(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -164,17 +190,14 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if request.state is RequestState.WAITING:
-            self._waiting.remove(request)
-        else:
-            self._running.remove(request)
         self._finish(request)
         return True
 
     def schedule(self) -> Batch | None:
-        """The next step, or None if there is nothing to do."""
-        if not self._requests:
-            return None
+        """The next step, or None if there is nothing to run (before the last step is completed)."""
+        for request, _ in self._filling:
+            self.prefixes.publish(request)
+        self._filling = []
         preemptions_before = self.preemptions
         items = self._schedule_decodes()
         budget = self.limits.max_num_batched_tokens - len(items)
@@ -185,6 +208,8 @@ class Scheduler:
         # Nobody is admitted in a step that took blocks away: the next step would do it again.
         if self.preemptions == preemptions_before:
             self._admit(items, budget, first_time)
+        if not items:
+            return None
         return Batch(
             items=tuple(items),
             num_tokens=sum(item.count for item in items),
@@ -194,11 +219,13 @@ class Scheduler:
 
     def _schedule_decodes(self) -> list[Scheduled]:
         items: list[Scheduled] = []
+        longest = self.limits.max_model_len
         for request in tuple(self._running):
-            # An older request may have preempted this one a moment ago.
+            # An earlier request may have preempted this one a moment ago.
             if (
                 request.state is RequestState.RUNNING
                 and request.remaining == 1
+                and not request.is_ending(longest)
                 and self._grow(request)
             ):
                 self._take(items, request, 1)
@@ -209,7 +236,7 @@ class Scheduler:
         if self.pool.blocks_for(request.computed + 1) <= len(request.blocks):
             return True
         while not self.pool.free:
-            victim = self._running[-1]
+            victim = self._running.last
             self._preempt(victim)
             if victim is request:
                 return False
@@ -218,64 +245,88 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
-        self.pool.give_back(request.blocks)
-        request.blocks = []
+        self._release(request)
         request.computed = 0
         request.state = RequestState.WAITING
-        self._waiting.appendleft(request)
+        self._waiting.add(request)
         self.preemptions += 1
 
     def _admit(self, items: list[Scheduled], budget: int, first_time: list[Request]) -> None:
-        while budget and self._waiting and len(self._running) < self.limits.max_num_seqs:
-            request = self._waiting[0]
-            needed = self.pool.blocks_for(len(request.tokens))
-            # One block stays free for each running request, so that admitting does not preempt.
-            if needed + len(self._running) > self.pool.free:
+        while budget and len(self._waiting) and len(self._running) < self.limits.max_num_seqs:
+            request = self._waiting.first
+            if request.pending:
+                return  # preempted with a token on its way, which must be known to be computed again
+            found = self.prefixes.find(request)
+            if not request.was_deferred and self.prefixes.is_being_filled(
+                request, len(found), self._filling
+            ):
+                request.was_deferred = True
                 return
-            self._waiting.popleft()
-            request.blocks = self.pool.take(needed)
-            request.state = RequestState.RUNNING
-            self._running.append(request)
+            needed = self.pool.blocks_for(len(request.tokens)) - len(found)
+            # One block stays free for each running request, so that admitting does not preempt.
+            spare = self.pool.free - self.pool.free_among(found) - len(self._running)
+            if needed > spare:
+                return
+            self._waiting.remove(request)
+            self._start(request, found, needed)
             if not request.was_scheduled:
                 request.was_scheduled = True
+                request.cached_tokens = request.computed
                 first_time.append(request)
             budget -= self._take(items, request, budget)
 
-    @staticmethod
-    def _take(items: list[Scheduled], request: Request, budget: int) -> int:
-        count = min(request.remaining, budget)
-        items.append(Scheduled(request, request.computed, count, count == request.remaining))
+    def _start(self, request: Request, found: list[int], needed: int) -> None:
+        """Give a request the blocks that were found and the others it needs."""
+        self.pool.share(found)
+        self.prefixes.count(request, found)
+        request.blocks = [*found, *self.pool.take(needed)]
+        request.computed = len(found) * self.pool.block_size
+        request.published = len(found)
+        request.state = RequestState.RUNNING
+        self._running.add(request)
+
+    def _take(self, items: list[Scheduled], request: Request, budget: int) -> int:
+        start, count = request.computed, min(request.remaining, budget)
+        samples = count == request.remaining
+        items.append(Scheduled(request, start, count, samples))
+        request.computed = start + count
+        request.pending += samples
+        full = start // self.pool.block_size
+        if full != request.computed // self.pool.block_size:
+            self._filling.append((request, full))
         return count
 
     def complete(self, batch: Batch, sampled: Sequence[int]) -> list[TokenOutput]:
-        """Record a step that has run.
+        """Record what a step yielded.
 
         Args:
-            batch: from ``schedule``.
+            batch: from ``schedule``; the oldest that was not completed.
             sampled: one token for every item that samples, in order.
 
         Returns:
             What is new, one entry per request that got a token.
         """
         outputs = []
-        tokens = iter(sampled)
-        for item in batch.items:
-            token = next(tokens) if item.samples else None
-            request = item.request
-            if request.state is not RequestState.RUNNING:
-                continue  # aborted since
-            request.computed = item.start + item.count
-            if token is None:
-                continue
+        sampling = (item.request for item in batch.items if item.samples)
+        for request, token in zip(sampling, sampled, strict=True):
+            request.pending -= 1
+            if request.state is RequestState.FINISHED:
+                continue  # since the step was scheduled
             reason = request.append(token, self.limits.max_model_len)
-            outputs.append(TokenOutput(request.request_id, [token], reason))
+            cached = request.cached_tokens if request.generated == 1 else 0
+            outputs.append(TokenOutput(request.request_id, [token], reason, cached_tokens=cached))
             if reason is not None:
-                self._running.remove(request)
                 self._finish(request)
         return outputs
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
+        waits = request.state is RequestState.WAITING
+        (self._waiting if waits else self._running).remove(request)
+        self._release(request)
+        request.state = RequestState.FINISHED
+
+    def _release(self, request: Request) -> None:
+        self.prefixes.publish(request)
         self.pool.give_back(request.blocks)
         request.blocks = []
-        request.state = RequestState.FINISHED
