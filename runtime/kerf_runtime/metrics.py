@@ -123,6 +123,8 @@ _TABLE = (
                "Real tokens of all steps.", ("mode",)),
     MetricSpec("kerf_padding_tokens", "counter",
                "Rows added to reach the padded size.", ("mode",)),
+    MetricSpec("kerf_overlapped_steps", "counter",
+               "Steps during which the next one could be prepared and enqueued."),
     MetricSpec("kerf_step_duration_seconds", "histogram",
                "Wall time of one engine step.", ("mode",), STEP_BUCKETS_SECONDS),
     # requests, as the engine sees them
@@ -139,6 +141,13 @@ _TABLE = (
                "Tokens generated.", ("model_name",)),
     MetricSpec("kerf_kv_cache_usage_ratio", "gauge",
                "Blocks of the KV cache in use, 0 to 1.", ("model_name",)),
+    MetricSpec("kerf_kv_cache_cached_ratio", "gauge",
+               "Blocks of the KV cache that later requests can find, in use or not, 0 to 1.",
+               ("model_name",)),
+    MetricSpec("kerf_prefix_cache_queries", "counter",
+               "Tokens of admitted requests, again after a preemption.", ("model_name",)),
+    MetricSpec("kerf_prefix_cache_hits", "counter",
+               "Tokens among them that were in the KV cache already.", ("model_name",)),
     MetricSpec("kerf_preemptions", "counter",
                "Requests that lost their blocks to others and start again.", ("model_name",)),
     # requests, as a client sees them
@@ -299,6 +308,7 @@ def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
         ("kerf_padding_tokens", "padding_tokens"),
     ):
         yield _counter(name, [((mode,), count) for mode, count in stats[key].items()])
+    yield _counter("kerf_overlapped_steps", [((), stats["overlapped_steps"])])
     yield _histogram(
         "kerf_step_duration_seconds",
         [((mode,), h["counts"], h["sum"]) for mode, h in stats["step_seconds"].items()],
@@ -310,8 +320,13 @@ def _from_stats(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
     yield _counter("kerf_prompt_tokens", [((model,), stats["prompt_tokens"])])
     yield _counter("kerf_generation_tokens", [((model,), stats["generation_tokens"])])
     total = stats["kv_blocks_total"]
-    ratio = stats["kv_blocks_used"] / total if total else 0.0
-    yield _gauge("kerf_kv_cache_usage_ratio", [((model,), ratio)])
+    for name, key in (
+        ("kerf_kv_cache_usage_ratio", "kv_blocks_used"),
+        ("kerf_kv_cache_cached_ratio", "kv_blocks_cached"),
+    ):
+        yield _gauge(name, [((model,), stats[key] / total if total else 0.0)])
+    for name in ("prefix_cache_queries", "prefix_cache_hits"):
+        yield _counter(f"kerf_{name}", [((model,), stats[name])])
     yield _counter("kerf_preemptions", [((model,), stats["preemptions"])])
 
 

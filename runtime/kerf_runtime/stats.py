@@ -90,12 +90,20 @@ class EngineStats:
     requests_waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_cached: int = 0
+    """Blocks whose contents a later request can find, in use or not."""
 
     requests_finished: Counter[str] = field(default_factory=Counter)
     """By finish reason: stop, length, abort, error."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that were started (once per request, not again after a preemption)."""
+    prefix_cache_queries: int = 0
+    """Tokens of admitted requests (again after a preemption)."""
+    prefix_cache_hits: int = 0
+    """Tokens among them that were in the KV cache already."""
     generation_tokens: int = 0
+    overlapped_steps: int = 0
+    """Steps that were still running when the next one was enqueued, or could have been."""
     preemptions: int = 0
     dispatch: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     """Steps by (mode, captured size, reason); the size is ``NO_SIZE`` in mode NONE."""
@@ -141,9 +149,13 @@ class EngineStats:
             "requests_waiting": self.requests_waiting,
             "kv_blocks_used": self.kv_blocks_used,
             "kv_blocks_total": self.kv_blocks_total,
+            "kv_blocks_cached": self.kv_blocks_cached,
             "requests_finished": dict(self.requests_finished),
             "prompt_tokens": self.prompt_tokens,
+            "prefix_cache_queries": self.prefix_cache_queries,
+            "prefix_cache_hits": self.prefix_cache_hits,
             "generation_tokens": self.generation_tokens,
+            "overlapped_steps": self.overlapped_steps,
             "preemptions": self.preemptions,
             "dispatch": [[*key, count] for key, count in sorted(self.dispatch.items())],
             "batches": [[tokens, count] for tokens, count in sorted(self.batches.items())],

@@ -64,9 +64,9 @@ def engine_args(
     )
 
 
-def started(args: EngineArgs) -> EngineCore:
+def started(args: EngineArgs, *, overlap: bool | None = None) -> EngineCore:
     """A core that has gone through start-up."""
-    core = EngineCore(args)
+    core = EngineCore(args, overlap=overlap)
     core.startup()
     return core
 

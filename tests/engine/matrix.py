@@ -159,7 +159,7 @@ def play(core: EngineCore, case: Case, forced: Sequence[Played] = ()) -> list[Pl
         assert tuple(item.count for item in batch.items) == step.counts, case.name
         decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
         hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
-        tokens = engine.runner.sample(batch, hidden).tokens
+        tokens = engine.runner.sample(batch, hidden).read().tokens
         last = [sum(step.counts[: row + 1]) - 1 for row in range(len(step.counts))]
         logits = engine.prepared.model.compute_logits(hidden[last])  # type: ignore[operator]
         played.append(Played(tokens, logits.float().cpu()))

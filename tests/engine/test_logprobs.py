@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kerf_runtime.engine.logprobs import logprobs_of
-from kerf_runtime.engine.messages import SamplingParams
+from kerf_runtime.engine import logprobs
+from kerf_runtime.engine.messages import SamplingParams, TokenLogprobs
 from kerf_runtime.engine.sample_row import SampleRow
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 9.0]])
+
+
+def logprobs_of(
+    logits: torch.Tensor, rows: list[SampleRow], tokens: list[int]
+) -> dict[int, TokenLogprobs]:
+    found = logprobs.logprobs_of(logits, rows, torch.tensor(tokens))
+    return {} if found is None else found.read()
 
 
 def row(count: int | None, **params: float) -> SampleRow:
@@ -17,11 +24,10 @@ def row(count: int | None, **params: float) -> SampleRow:
 
 
 def test_each_row_gets_what_it_asked_for() -> None:
-    none, own, two = logprobs_of(LOGITS, [row(None), row(0), row(2)], [0, 3, 3])
+    found = logprobs_of(LOGITS, [row(None), row(0), row(2)], [0, 3, 3])
     expected = LOGITS.log_softmax(-1)
-    assert none is None
-    assert own is not None
-    assert two is not None
+    assert found.keys() == {1, 2}
+    own, two = found[1], found[2]
     assert own.logprob == pytest.approx(float(expected[1, 3]))
     assert own.top == []
     assert two.top[0][0] == 3
@@ -38,11 +44,10 @@ def test_they_are_those_of_the_model_whatever_temperature_and_bias_are() -> None
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_what_json_cannot_say_is_a_very_low_number(value: float) -> None:
     logits = torch.tensor([[0.0, value]])
-    (entry,) = logprobs_of(logits, [row(5)], [1])
-    assert entry is not None
+    entry = logprobs_of(logits, [row(5)], [1])[0]
     assert entry.logprob == -9999.0
     assert all(-9999.0 <= logprob <= 0.0 for _, logprob in entry.top)
 
 
 def test_nobody_asking_costs_nothing() -> None:
-    assert logprobs_of(LOGITS, [row(None)] * 3, [0, 0, 0]) == [None] * 3
+    assert logprobs.logprobs_of(LOGITS, [row(None)] * 3, torch.tensor([0, 0, 0])) is None

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from kerf_runtime.engine.messages import SamplingParams
 from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
-from kerf_runtime.engine.sampler import sample
+from kerf_runtime.engine.sampler import sample as sampled
 from kerf_runtime.engine.seeds import uniform
+
+
+def sample(logits: Tensor, rows: list[SampleRow]) -> list[int]:
+    tokens: list[int] = sampled(logits, rows).tolist()
+    return tokens
 
 
 def row(seed: int = 0, step: int = 0, **params: float) -> SampleRow:

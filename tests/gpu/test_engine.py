@@ -1,4 +1,4 @@
-"""The engine on CUDA at level 0: the answers of the CPU in every mode, and one wait per step."""
+"""The engine on CUDA at level 0: the answers of the CPU in every mode, and steps that wait for nothing else."""
 
 from __future__ import annotations
 
@@ -55,13 +55,15 @@ def test_every_mode_answers_like_the_cpu(mode: str, tiny: tuple[Path, list[list[
     ],
     ids=["greedy", "filtered"],
 )
-def test_a_step_waits_for_the_device_once(
+def test_a_step_waits_for_the_tokens_of_the_one_before_and_for_nothing_else(
     params: SamplingParams, tiny: tuple[Path, list[list[int]]]
 ) -> None:
     core = started(make_args(tiny[0], mode="FULL"))
     for number, prompt in enumerate(PROMPTS[:3]):
         core.add(AddRequest(str(number), list(prompt), params))
     core.step()
+    core.step()
+    before = core.stats()["overlapped_steps"]
     torch.cuda.set_sync_debug_mode("warn")
     try:
         for _ in range(3):
@@ -69,6 +71,17 @@ def test_a_step_waits_for_the_device_once(
                 warnings.simplefilter("always")
                 core.step()
             waits = [str(w.message) for w in caught if "synchronizing" in str(w.message)]
-            assert len(waits) == 1, [f"{w.filename}:{w.lineno}" for w in caught]
+            assert not waits, [f"{w.filename}:{w.lineno}" for w in caught]
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert core.stats()["overlapped_steps"] == before + 3
+
+
+def test_overlapping_steps_give_the_tokens_of_single_ones(
+    tiny: tuple[Path, list[list[int]]],
+) -> None:
+    folder, answers = tiny
+    for overlap in (False, True):
+        core = started(make_args(folder, mode="FULL_DECODE_ONLY"), overlap=overlap)
+        assert generate(core, PROMPTS) == answers
+        assert (core.stats()["overlapped_steps"] > 0) is overlap

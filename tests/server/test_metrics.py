@@ -43,8 +43,12 @@ def busy_stats():
         requests_waiting=3,
         kv_blocks_used=25,
         kv_blocks_total=100,
+        kv_blocks_cached=50,
         prompt_tokens=11,
+        prefix_cache_queries=9,
+        prefix_cache_hits=8,
         generation_tokens=7,
+        overlapped_steps=6,
         preemptions=4,
     )
     stats.record_step(mode="FULL", size=8, reason="Padded", real_tokens=5, seconds=0.003)
@@ -108,6 +112,7 @@ FROM_THE_STATISTICS = [
     ("kerf_scheduled_tokens_total", {"mode": "FULL"}, 5),
     ("kerf_padding_tokens_total", {"mode": "FULL"}, 3),
     ("kerf_padding_tokens_total", {"mode": "NONE"}, 0),
+    ("kerf_overlapped_steps_total", {}, 6),
     ("kerf_step_duration_seconds_bucket", {"mode": "FULL", "le": "0.002"}, 0),
     ("kerf_step_duration_seconds_bucket", {"mode": "FULL", "le": "0.004"}, 1),
     ("kerf_step_duration_seconds_bucket", {"mode": "NONE", "le": "4.096"}, 0),
@@ -119,6 +124,9 @@ FROM_THE_STATISTICS = [
     ("kerf_prompt_tokens_total", {"model_name": "tiny"}, 11),
     ("kerf_generation_tokens_total", {"model_name": "tiny"}, 7),
     ("kerf_kv_cache_usage_ratio", {"model_name": "tiny"}, 0.25),
+    ("kerf_kv_cache_cached_ratio", {"model_name": "tiny"}, 0.5),
+    ("kerf_prefix_cache_queries_total", {"model_name": "tiny"}, 9),
+    ("kerf_prefix_cache_hits_total", {"model_name": "tiny"}, 8),
     ("kerf_preemptions_total", {"model_name": "tiny"}, 4),
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kerf_runtime.compilation.counters import compilation_counter
@@ -21,9 +22,26 @@ from kerf_runtime.errors import EngineError
 from kerf_runtime.stats import EngineStats
 
 if TYPE_CHECKING:
+    from kerf_runtime.cudagraph.descriptor import DispatchDecision
+    from kerf_runtime.engine.runner import Sampling
+    from kerf_runtime.engine.scheduler import Batch
     from kerf_runtime.engine.startup import StartedEngine
 
 __all__ = ["EngineCore"]
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step that was enqueued and whose tokens have not been read."""
+
+    batch: Batch
+    decision: DispatchDecision
+    sampling: Sampling
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the step after it can be enqueued only when its tokens are known: penalties count them."""
+        return any(item.samples and item.request.params.has_penalties for item in self.batch.items)
 
 
 class EngineCore:
@@ -32,15 +50,21 @@ class EngineCore:
     Args:
         args: what to serve and from where.
         spawned: ``time.monotonic`` of the moment that start-up is measured from; now if None.
+        overlap: whether a step is enqueued while the one before runs.  If None, where the device works
+            while Python goes on; on a CPU tokens would only come later.
     """
 
-    def __init__(self, args: EngineArgs, *, spawned: float | None = None) -> None:
+    def __init__(
+        self, args: EngineArgs, *, spawned: float | None = None, overlap: bool | None = None
+    ) -> None:
         self._args = args
         self._document = parse_document(args.document, where="document")
         self._spawned = time.monotonic() if spawned is None else spawned
         self._engine: StartedEngine | None = None
         self._startup_seconds: dict[str, float] = {}
         self._stats = EngineStats()
+        self._overlap = overlap
+        self._in_flight: _InFlight | None = None
 
     def startup(self, progress: Progress = ignore_progress) -> None:
         """Load, compile or load compiled code, allocate, capture; afterwards nothing compiles.
@@ -61,6 +85,8 @@ class EngineCore:
         clock.finish()
         self._startup_seconds = clock.seconds
         self._stats.kv_blocks_total = self._engine.scheduler.pool.total
+        if self._overlap is None:
+            self._overlap = self._engine.runner.is_asynchronous
 
     @property
     def engine(self) -> StartedEngine:
@@ -76,7 +102,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would run something."""
-        return self.engine.scheduler.has_work
+        return self._in_flight is not None or self.engine.scheduler.has_work
 
     def add(self, request: AddRequest) -> None:
         """Queue a request.
@@ -93,6 +119,7 @@ class EngineCore:
             eos_token_ids=engine.config.eos_token_ids,
             seed=secrets.randbits(63) if seed is None else seed,
             arrived=time.monotonic(),
+            priority=request.priority,
         )
 
     def abort(self, request_id: str) -> None:
@@ -101,28 +128,48 @@ class EngineCore:
             self._stats.requests_finished[FinishReason.ABORT] += 1
 
     def step(self) -> list[TokenOutput]:
-        """Run one batch; returns the new tokens, or nothing if there was no work."""
-        engine = self.engine
+        """Enqueue the next batch, then read the tokens of the one before; or both of the same batch.
+
+        Returns:
+            New tokens; none if there was no work, or if the first of overlapping steps was enqueued.
+        """
         started = time.monotonic()
-        batch = engine.scheduler.schedule()
-        if batch is None:
-            return []
-        for request in batch.first_time:
-            self._stats.record_queue(started - request.arrived)
-            self._stats.prompt_tokens += request.prompt_length
-
-        decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
-        hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
-        sampled = engine.runner.sample(batch, hidden)
-        outputs = sampled.attach(engine.scheduler.complete(batch, sampled.tokens))
-
+        batch = self.engine.scheduler.schedule()
+        enqueued = None if batch is None else self._enqueue(batch, started)
+        outputs = self._finish()
+        self._in_flight = enqueued
+        if enqueued is None:
+            return outputs
+        if self._overlap and not enqueued.needs_tokens and not self.captures_pending:
+            self._stats.overlapped_steps += 1
+        else:
+            outputs += self._finish()
+        decision = enqueued.decision
         self._stats.record_step(
             mode=decision.mode.value,
             size=decision.descriptor.num_tokens,
             reason=decision.reason.value,
-            real_tokens=batch.num_tokens,
+            real_tokens=enqueued.batch.num_tokens,
             seconds=time.monotonic() - started,
         )
+        return outputs
+
+    def _enqueue(self, batch: Batch, now: float) -> _InFlight:
+        engine = self.engine
+        for request in batch.first_time:
+            self._stats.record_queue(now - request.arrived)
+            self._stats.prompt_tokens += request.prompt_length
+        decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
+        hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
+        return _InFlight(batch, decision, engine.runner.sample(batch, hidden))
+
+    def _finish(self) -> list[TokenOutput]:
+        """Wait for the tokens of the step in flight, if there is one."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return []
+        sampled = step.sampling.read()
+        outputs = sampled.attach(self.engine.scheduler.complete(step.batch, sampled.tokens))
         for output in outputs:
             self._stats.generation_tokens += len(output.token_ids)
             if output.finish_reason is not None:
@@ -153,6 +200,9 @@ class EngineCore:
         stats.requests_running = engine.scheduler.num_running
         stats.requests_waiting = engine.scheduler.num_waiting
         stats.kv_blocks_used = engine.scheduler.pool.used
+        stats.kv_blocks_cached = engine.scheduler.pool.cached
+        stats.prefix_cache_queries = engine.scheduler.prefixes.queries
+        stats.prefix_cache_hits = engine.scheduler.prefixes.hits
         stats.preemptions = engine.scheduler.preemptions
         hits = [
             (graph["mode"], graph["num_tokens"], graph["uniform_decode"], graph["hits"])

@@ -7,44 +7,64 @@ they do not depend on how tokens are drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kerf_runtime.engine.messages import TokenLogprobs
 from kerf_runtime.engine.sample_row import SampleRow
-from kerf_runtime.engine.transfer import send
+from kerf_runtime.engine.transfer import Received, send
 
-__all__ = ["logprobs_of"]
+__all__ = ["Logprobs", "logprobs_of"]
 
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def logprobs_of(
-    logits: Tensor, rows: Sequence[SampleRow], tokens: Sequence[int]
-) -> list[TokenLogprobs | None]:
-    """One entry per row, None where none was asked for.
+@dataclass(frozen=True)
+class Logprobs:
+    """Log probabilities that a step computes, for the rows that asked for them.
+
+    Attributes:
+        asked: row, and how many of the likeliest tokens.
+        own: of the chosen tokens, [A, 1].
+        values: of the likeliest, [A, most].
+        ids: the likeliest, [A, most].
+    """
+
+    asked: Sequence[tuple[int, int]]
+    own: Received
+    values: Received
+    ids: Received
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By row; waits for the step."""
+        own, values, ids = self.own.tolist(), self.values.tolist(), self.ids.tolist()
+        return {
+            index: TokenLogprobs(
+                own[place][0], list(zip(ids[place][:count], values[place][:count], strict=True))
+            )
+            for place, (index, count) in enumerate(self.asked)
+        }
+
+
+def logprobs_of(logits: Tensor, rows: Sequence[SampleRow], tokens: Tensor) -> Logprobs | None:
+    """What was asked for, or None if nothing was; nothing waits for the device.
 
     Args:
         logits: float32 [R, vocab], as the model gave them.
         rows: R entries.
-        tokens: R chosen tokens.
+        tokens: int64 [R], the chosen ones.
     """
-    result: list[TokenLogprobs | None] = [None] * len(rows)
     wanted = [(i, row.params.logprobs) for i, row in enumerate(rows)]
     asked = [(index, count) for index, count in wanted if count is not None]
     if not asked:
-        return result
-    indices = [index for index, _ in asked]
-    scores = torch.log_softmax(logits[send(indices, torch.int64, logits)], dim=-1)
+        return None
+    places = send([index for index, _ in asked], torch.int64, logits)
+    scores = torch.log_softmax(logits[places], dim=-1)
     scores = torch.nan_to_num(scores, nan=_LOWEST, neginf=_LOWEST).clamp_(min=_LOWEST)
-    chosen = send([tokens[index] for index in indices], torch.int64, logits).unsqueeze(1)
     most = min(max(count for _, count in asked), scores.shape[-1])
     top = scores.topk(most, dim=-1)
-    own, values, ids = (t.tolist() for t in (scores.gather(1, chosen), top.values, top.indices))
-    for place, (index, count) in enumerate(asked):
-        result[index] = TokenLogprobs(
-            own[place][0], list(zip(ids[place][:count], values[place][:count], strict=True))
-        )
-    return result
+    own = scores.gather(1, tokens[places].unsqueeze(1))
+    return Logprobs(asked, Received(own), Received(top.values), Received(top.indices))

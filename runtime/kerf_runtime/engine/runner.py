@@ -4,8 +4,8 @@ Recorded graphs remember the addresses they read, so every step writes its input
 and passes leading views of them.  The number of sequences that the metadata describes depends on the
 padded batch size alone, never on the batch: a replayed full graph sees what it saw when recorded.
 
-On a GPU the CPU writes to pinned memory that is sent without waiting.  That memory may be written again
-once the step's tokens have been read, which is the only time a step waits for the device.
+On a GPU nothing here waits for the device: values are sent and tokens fetched through pinned memory, and
+a step may be enqueued while the one before runs.  Its tokens are then fed to this one on the device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
-from kerf_runtime.engine.logprobs import logprobs_of
+from kerf_runtime.engine.buffers import StepBuffer
+from kerf_runtime.engine.logprobs import Logprobs, logprobs_of
 from kerf_runtime.engine.messages import SamplingParams, TokenLogprobs, TokenOutput
 from kerf_runtime.engine.request import Request
 from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
 from kerf_runtime.engine.sampler import sample
 from kerf_runtime.engine.scheduler import Batch, SchedulerLimits
+from kerf_runtime.engine.transfer import Received
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext
 
-__all__ = ["ComputesLogits", "ModelRunner", "Sampled"]
+__all__ = ["ComputesLogits", "ModelRunner", "Sampled", "Sampling"]
 
 
 class ComputesLogits(Protocol):
@@ -59,28 +61,38 @@ class Sampled:
         ]
 
 
-class _Buffer:
-    """A tensor on the device and the array the CPU fills; on the CPU both are the same memory."""
+class Sampling:
+    """Tokens that the device is computing.
 
-    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device = torch.zeros(*shape, dtype=dtype, device=device)
-        self._on_cpu = device.type == "cpu"
-        staging = self.device if self._on_cpu else torch.zeros(*shape, dtype=dtype, pin_memory=True)
-        self._staging = staging
-        self.host: np.ndarray = staging.numpy()
+    Args:
+        requests: that sample, in the order of the batch.
+        tokens: int64 [R] on the device; None without a request.
+        logprobs: of these tokens, if asked for.
+    """
 
-    def view(self, rows: int, first: int = 0, last: int | None = None) -> Tensor:
-        """The first ``rows`` rows on the device, after what the CPU wrote there has been sent.
+    def __init__(
+        self,
+        requests: Sequence[Request] = (),
+        tokens: Tensor | None = None,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self._requests = requests
+        self._received = None if tokens is None else Received(tokens)
+        self._logprobs = logprobs
+        self._rows = {request: row for row, request in enumerate(requests)}
 
-        Args:
-            rows: of the result.
-            first: the first row that is sent.
-            last: one past the last row that is sent; ``rows`` if None.
-        """
-        sent = slice(first, rows if last is None else last)
-        if not self._on_cpu and sent.stop > sent.start:
-            self.device[sent].copy_(self._staging[sent], non_blocking=True)
-        return self.device[:rows]
+    def row_of(self, request: Request) -> int:
+        """Which of the tokens is the request's."""
+        return self._rows[request]
+
+    def read(self) -> Sampled:
+        """The tokens; waits until they are there."""
+        if self._received is None:
+            return Sampled([])
+        tokens = self._received.tolist()
+        found = {} if self._logprobs is None else self._logprobs.read()
+        return Sampled(tokens, {self._requests[row].request_id: e for row, e in found.items()})
 
 
 class ModelRunner:
@@ -112,43 +124,78 @@ class ModelRunner:
         # A decode batch is padded with sequences too, up to the largest captured size.
         sequences = max(limits.max_num_seqs, largest)
         columns = -(-limits.max_model_len // limits.block_size)
-        self._input_ids = _Buffer(tokens, dtype=torch.int64, device=device)
-        self._positions = _Buffer(tokens, dtype=torch.int64, device=device)
-        self._slots = _Buffer(tokens, dtype=torch.int64, device=device)
-        self._query_start = _Buffer(sequences + 1, dtype=torch.int32, device=device)
-        self._seq_lens = _Buffer(sequences, dtype=torch.int32, device=device)
-        self._block_table = _Buffer(sequences, columns, dtype=torch.int32, device=device)
+        self._input_ids = StepBuffer(tokens, dtype=torch.int64, device=device)
+        self._positions = StepBuffer(tokens, dtype=torch.int64, device=device)
+        self._slots = StepBuffer(tokens, dtype=torch.int64, device=device)
+        self._query_start = StepBuffer(sequences + 1, dtype=torch.int32, device=device)
+        self._seq_lens = StepBuffer(sequences, dtype=torch.int32, device=device)
+        self._block_table = StepBuffer(
+            sequences, columns, dtype=torch.int32, device=device, keeps=True
+        )
         self._stale_rows = (sequences, 0)
         """First and one past the last row of the block table that the device does not have yet."""
 
-        self._last = _Buffer(sequences, dtype=torch.int64, device=device)
+        self._last = StepBuffer(sequences, dtype=torch.int64, device=device)
+        self._fed = StepBuffer(2, sequences, dtype=torch.int64, device=device)
+        """Where in the batch a pending token belongs, and which of the tokens of the step before it is."""
+        self._buffers = (
+            *(self._input_ids, self._positions, self._slots, self._query_start),
+            *(self._seq_lens, self._block_table, self._last, self._fed),
+        )
+        self._sampling = Sampling()
+        """Of the step before."""
         self._histories: WeakKeyDictionary[Request, TokenHistory] = WeakKeyDictionary()
         """Of requests with penalties; gone with the request."""
         self._rows: list[tuple[list[int], int] | None] = [None] * sequences
         """Per row of the block table: the request's list of blocks that is written there, and how many."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device works while Python goes on."""
+        return self._device.type != "cpu"
 
     def prepare(
         self, batch: Batch, decision: DispatchDecision
     ) -> tuple[Tensor, Tensor, ForwardContext]:
         """Write a batch into the buffers, padded to the dispatched size.
 
+        Tokens that the step before is still computing are put in place on the device.
+
         Returns:
             Input ids and positions, int64 [T] each, and the forward's context.
         """
+        for buffer in self._buffers:
+            buffer.turn()
         at = 0
         longest = 1
+        pending: list[tuple[int, int]] = []
         for row, item in enumerate(batch.items):
             start, count = item.start, item.count
             longest = max(longest, count)
             self._write_blocks(row, item.request.blocks)
-            self._input_ids.host[at : at + count] = item.request.tokens[start : start + count]
+            known = item.request.tokens[start : start + count]
+            self._input_ids.host[at : at + len(known)] = known
+            if len(known) < count:
+                pending.append((at + count - 1, self._sampling.row_of(item.request)))
             self._write_place(row, at, start, count)
             at += count
         # Between pieces attention runs as what the batch is; inside a graph as what was recorded.
         uniform = decision.descriptor.uniform_decode or (
             batch.uniform_decode and decision.mode is CUDAGraphMode.PIECEWISE
         )
-        return self._views(decision.descriptor.num_tokens, uniform, at, len(batch.items), longest)
+        inputs = self._views(decision.descriptor.num_tokens, uniform, at, len(batch.items), longest)
+        self._feed(pending)
+        return inputs
+
+    def _feed(self, pending: Sequence[tuple[int, int]]) -> None:
+        """Copy tokens of the step before to where they are inputs of this one."""
+        if not pending:
+            return
+        assert self._sampling.tokens is not None
+        count = len(pending)
+        self._fed.host[:, :count] = np.asarray(pending).T
+        places, rows = self._fed.view(2)[:, :count]
+        self._input_ids.device.index_copy_(0, places, self._sampling.tokens[rows])
 
     def _write_blocks(self, row: int, blocks: list[int]) -> None:
         """Bring a row of the block table up to date; a request's list is replaced or grows, no more."""
@@ -225,8 +272,8 @@ class ModelRunner:
         return self._block_table.view(rows, first, last)
 
     @torch.inference_mode()
-    def sample(self, batch: Batch, hidden: Tensor) -> Sampled:
-        """The next token of every item that samples, in order.
+    def sample(self, batch: Batch, hidden: Tensor) -> Sampling:
+        """Enqueue the choice of the next token of every item that samples, in order.
 
         Args:
             batch: that ran.
@@ -240,14 +287,14 @@ class ModelRunner:
             if item.samples:
                 last.append(at - 1)
                 requests.append(item.request)
-        if not requests:
-            return Sampled([])
-        rows = [self._sample_row(request) for request in requests]
-        self._last.host[: len(last)] = last
-        logits = self._model.compute_logits(hidden[self._last.view(len(last))])
-        tokens = sample(logits, rows)
-        found = zip(requests, logprobs_of(logits, rows, tokens), strict=True)
-        return Sampled(tokens, {r.request_id: entry for r, entry in found if entry is not None})
+        self._sampling = Sampling()
+        if requests:
+            rows = [self._sample_row(request) for request in requests]
+            self._last.host[: len(last)] = last
+            logits = self._model.compute_logits(hidden[self._last.view(len(last))])
+            tokens = sample(logits, rows)
+            self._sampling = Sampling(requests, tokens, logprobs_of(logits, rows, tokens))
+        return self._sampling
 
     def _sample_row(self, request: Request) -> SampleRow:
         history = None
@@ -257,7 +304,9 @@ class ModelRunner:
                 history = TokenHistory(request.tokens[: request.prompt_length])
                 self._histories[request] = history
             history.follow(request.tokens)
-        return SampleRow(request.params, request.seed, request.generated, history, request.stop_ids)
+        # The token that is sampled is pending itself.
+        step = request.generated + request.pending - 1
+        return SampleRow(request.params, request.seed, step, history, request.stop_ids)
 
     @torch.inference_mode()
     def warm_up_sampling(self, hidden: Tensor) -> None:

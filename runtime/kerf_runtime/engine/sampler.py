@@ -21,21 +21,20 @@ from kerf_runtime.engine.transfer import send
 __all__ = ["sample"]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """One token per row.
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """One token per row; nothing waits for the device.
 
     Args:
         logits: float32 [R, vocab]; not changed.
         rows: R entries.
 
     Returns:
-        R token ids.  Each depends on its own row alone.
+        int64 [R] on the device of the logits.  Each token depends on its own row alone.
     """
     logits = adjusted(logits, rows)
     if all(row.is_greedy for row in rows):
-        greedy: list[int] = logits.argmax(dim=-1).tolist()
-        return greedy
-    tokens = [0] * len(rows)
+        return logits.argmax(dim=-1)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     # A row takes the same path whatever its neighbours are, or its result could depend on them.
     groups: dict[str, list[int]] = {"greedy": [], "plain": [], "filtered": []}
     for index, row in enumerate(rows):
@@ -45,15 +44,15 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     for name, indices in groups.items():
         if not indices:
             continue
-        part, members = logits[send(indices, torch.int64, logits)], [rows[i] for i in indices]
+        places = send(indices, torch.int64, logits)
+        part, members = logits[places], [rows[i] for i in indices]
         if name == "greedy":
             chosen = part.argmax(dim=-1)
         elif name == "plain":
             chosen = _invert(_probabilities(part, members), members)
         else:
             chosen = _filtered(part, members)
-        for index, token in zip(indices, chosen.tolist(), strict=True):
-            tokens[index] = token
+        tokens[places] = chosen
     return tokens
 
 

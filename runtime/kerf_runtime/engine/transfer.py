@@ -1,4 +1,4 @@
-"""Small values from Python to a device, without making either wait for the other."""
+"""Small values from Python to a device and back, without making either wait for the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["send"]
+__all__ = ["Received", "send"]
 
 
 def send(values: Sequence[float] | np.ndarray[Any, Any], dtype: torch.dtype, to: Tensor) -> Tensor:
@@ -18,3 +18,28 @@ def send(values: Sequence[float] | np.ndarray[Any, Any], dtype: torch.dtype, to:
     if to.device.type == "cpu":
         return host
     return host.pin_memory().to(to.device, non_blocking=True)
+
+
+class Received:
+    """A tensor on its way to the CPU: the copy is enqueued at once and waited for when it is read.
+
+    Args:
+        tensor: of a few values; it may change or go away as soon as this returns.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type == "cpu":
+            self._host = tensor
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
+
+    def tolist(self) -> list[Any]:
+        """The values, once everything that was enqueued before the copy has run."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        values: list[Any] = self._host.tolist()
+        return values

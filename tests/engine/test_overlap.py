@@ -1,0 +1,150 @@
+"""Overlapping steps: each is enqueued before the tokens of the one before are known, and nobody can tell.
+
+On a CPU a step has run when it was enqueued, so that the order of everything is tested here, and the
+waiting on a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.engines import engine_args, generate, run, started
+
+from kerf_runtime.engine.core import EngineCore
+from kerf_runtime.engine.messages import AddRequest, SamplingParams, TokenOutput
+
+TIGHT = {"blockSize": 4, "kvCacheMemory": "100Ki"}
+"""So few blocks that requests lose theirs."""
+
+
+def pair(path: Path, **options: Any) -> tuple[EngineCore, EngineCore]:
+    """Two engines that differ in one thing: the second overlaps its steps."""
+    args = engine_args(path, **options)
+    return started(args, overlap=False), started(args, overlap=True)
+
+
+@pytest.fixture(scope="module", params=["roomy", "tight"])
+def engines(request: pytest.FixtureRequest, tiny_path: Path) -> tuple[EngineCore, EngineCore]:
+    return pair(
+        tiny_path, mode="FULL_DECODE_ONLY", engine=TIGHT if request.param == "tight" else None
+    )
+
+
+def requests(seed: int, count: int) -> list[AddRequest]:
+    """Of every kind: greedy and not, with penalties, log probabilities and early ends."""
+    chance = random.Random(seed)
+    made = []
+    for index in range(count):
+        params = SamplingParams(
+            max_tokens=chance.randint(1, 24),
+            temperature=chance.choice([0.0, 0.0, 0.8]),
+            top_k=chance.choice([0, 0, 5]),
+            seed=index,
+            presence_penalty=chance.choice([0.0, 0.0, 0.0, 0.7]),
+            logprobs=chance.choice([None, None, 2]),
+            min_tokens=chance.choice([0, 0, 3]),
+            logit_bias=chance.choice([(), ((5, 3.0),)]),
+            stop_token_ids=tuple(range(chance.choice([0, 60]))),
+            ignore_eos=True,
+        )
+        prompt = [chance.randrange(320) for _ in range(chance.randint(1, 40))]
+        made.append(AddRequest(f"{seed}-{index}", prompt, params))
+    return made
+
+
+def play(core: EngineCore, wanted: list[AddRequest]) -> dict[str, list[TokenOutput]]:
+    """All outputs of each request; they arrive three per step."""
+    waiting = list(wanted)
+    found: dict[str, list[TokenOutput]] = {request.request_id: [] for request in wanted}
+    while waiting or core.has_work:
+        for request in waiting[:3]:
+            core.add(request)
+        del waiting[:3]
+        for output in core.step():
+            found[output.request_id].append(output)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_token_reason_and_log_probability_is_the_same(
+    seed: int, engines: tuple[EngineCore, EngineCore]
+) -> None:
+    plain, overlapping = engines
+    before = overlapping.stats()["overlapped_steps"]
+    expected = play(plain, requests(seed, 14))
+    found = play(overlapping, requests(seed, 14))
+    for name, outputs in expected.items():
+        got = found[name]
+        assert [o.token_ids for o in got] == [o.token_ids for o in outputs], name
+        assert [o.finish_reason for o in got] == [o.finish_reason for o in outputs], name
+        for mine, theirs in zip(got, outputs, strict=True):
+            assert (mine.logprobs is None) == (theirs.logprobs is None)
+            for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+    assert overlapping.stats()["overlapped_steps"] > before
+    assert plain.stats()["overlapped_steps"] == 0
+    for core in engines:
+        assert core.stats()["kv_blocks_used"] == 0
+        assert core.stats()["requests_running"] == core.stats()["requests_waiting"] == 0
+
+
+def test_blocks_were_taken_away_where_they_are_few(
+    engines: tuple[EngineCore, EngineCore],
+) -> None:
+    few = engines[0].engine.scheduler.limits.block_size == TIGHT["blockSize"]
+    for core in engines:
+        play(core, requests(9, 14))
+        assert (core.stats()["preemptions"] > 0) is few
+
+
+def test_the_first_step_gives_nothing_and_every_later_one_the_tokens_of_the_one_before(
+    tiny_path: Path,
+) -> None:
+    _, core = pair(tiny_path)
+    core.add(AddRequest("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
+    assert core.step() == []
+    assert [len(output.token_ids) for output in core.step()] == [1]
+    assert core.has_work
+    assert [len(output.token_ids) for output in core.step()] == [1]
+    # The third token is on its way, and no step after it is needed.
+    [last] = core.step()
+    assert last.finish_reason == "length"
+    assert not core.has_work
+    assert core.stats()["dispatch"] == [["NONE", 0, "ModeNone", 3]]
+
+
+def test_a_request_that_ends_early_wastes_one_row_and_nothing_else(tiny_path: Path) -> None:
+    plain, core = pair(tiny_path)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    [answer] = generate(plain, [[1, 2, 3]], params)
+    stop = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=(answer[4],))
+    length = answer.index(answer[4]) + 1
+    assert generate(core, [[1, 2, 3]], stop) == [answer[:length]]
+    steps = sum(count for *_, count in core.stats()["dispatch"])
+    assert steps == length + 1
+    assert core.stats()["generation_tokens"] == length
+
+
+def test_an_abort_between_enqueueing_and_reading_leaves_nothing(tiny_path: Path) -> None:
+    _, core = pair(tiny_path)
+    core.add(AddRequest("a", [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True)))
+    core.add(AddRequest("b", [4, 5], SamplingParams(max_tokens=9, ignore_eos=True)))
+    core.step()
+    core.abort("a")
+    assert [output.request_id for output in core.step()] == ["b"]
+    core.abort("b")
+    assert core.has_work  # a step is in flight
+    assert core.step() == []
+    assert not core.has_work
+    assert core.stats()["kv_blocks_used"] == 0
+
+
+def test_penalties_wait_for_the_tokens_that_they_count(tiny_path: Path) -> None:
+    plain, core = pair(tiny_path)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, frequency_penalty=1.5)
+    request = AddRequest("a", [1, 2, 3], params)
+    assert run(core, [request]) == run(plain, [request])
+    assert core.stats()["overlapped_steps"] == 0
