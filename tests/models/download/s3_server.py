@@ -164,6 +164,7 @@ class Canned:
         files: content by name, below ``folder``; ``etags`` what is said about them.
         headers: more headers of a content.
         flip: how many contents begin with a wrong byte.
+        knows_parts: whether the size of a part can be asked for.
         breaks: how many connections end after half of their content.
         requests: (path and query, headers) of every request.
     """
@@ -176,6 +177,7 @@ class Canned:
     headers: dict[str, str] = field(default_factory=dict)
     flip: int = 0
     breaks: int = 0
+    knows_parts: bool = True
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     endpoint: str = ""
 
@@ -222,6 +224,8 @@ class _CannedHandler(BaseHTTPRequestHandler):
             space = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
             text = f"<ListBucketResult {space}><Name>models</Name>{items}</ListBucketResult>"
             return self.answer(200, text.encode())
+        if "partNumber" in parts.query and not canned.knows_parts:
+            return self.answer(501, b"")
         content = canned.files[parts.path.rpartition("/")[2]]
         if canned.flip:
             canned.flip -= 1

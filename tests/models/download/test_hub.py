@@ -134,7 +134,7 @@ def test_404_of_a_file_that_was_listed(hub: Hub, pull: Pull) -> None:
             return name != "tokenizer.json"
 
     hub.repositories[REPO].files = Vanishing(FILES)
-    assert "404: tokenizer.json is not in the repository" in refused(pull)
+    assert "404: tokenizer.json is listed and not there" in refused(pull)
 
 
 def test_a_refusal_of_another_kind_is_passed_on(hub: Hub, pull: Pull) -> None:

@@ -139,7 +139,7 @@ def test_a_download_goes_on_where_the_last_one_ended(pull: Pull, tmp_path: Path)
 def test_a_file_that_changes_meanwhile_is_noticed(bucket: Bucket) -> None:
     remote = remote_of(bucket, prefix="llama")
     stale = RemoteFile("config.json", len(FILES["config.json"]), "0" * 32)
-    with pytest.raises(SourceError, match="a file changed while it was downloaded"):  # noqa: SIM117
+    with pytest.raises(DownloadError, match="a file changed while it was downloaded"):  # noqa: SIM117
         with remote.open(stale, 0):
             pass
     remote.close()
@@ -327,6 +327,12 @@ def test_the_etag_of_an_encrypted_file_is_no_digest(
     canned.headers = headers
     assert pull(endpoint=canned.endpoint, prefix=None).received == len(GGUF)
     assert len(canned.requests) == 2
+
+
+def test_a_storage_that_knows_no_parts_is_taken_at_its_size(canned: Canned, pull: Pull) -> None:
+    serve_file(canned, "0" * 32 + "-7")
+    canned.knows_parts = False
+    assert pull(endpoint=canned.endpoint, prefix=None).received == len(GGUF)
 
 
 @pytest.mark.parametrize("etag", ["", "0" * 32 + "-7", "W-anything"])

@@ -181,7 +181,10 @@ class HubRemote:
                 "Give it permission to read the contents of this repository",
             )
         if status == 404 and file is not None:
-            return f"404: {file.name} is not in the repository", "Start again: it may have changed"
+            return (
+                f"404: {file.name} is listed and not there",
+                "The hub, or the mirror in HF_ENDPOINT, is incomplete",
+            )
         if status == 404 and code == "RevisionNotFound":
             return (
                 f"404: the repository has no revision {self._source.revision}",

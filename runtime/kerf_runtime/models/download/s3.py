@@ -18,7 +18,7 @@ from xml.etree.ElementTree import ParseError
 import urllib3
 
 from kerf_runtime.config.source import S3Source
-from kerf_runtime.errors import ConfigError, SourceError
+from kerf_runtime.errors import ConfigError, DownloadError, SourceError
 from kerf_runtime.models.download.remote import Digest, Interrupted, RemoteFile, Stream
 from kerf_runtime.models.download.transport import chunks, connections, explain, parse_address
 
@@ -39,11 +39,36 @@ _TRANSIENT = (
     "RequestTimeout",
     "OperationAborted",
 )
+_CHANGED = {
+    "PreconditionFailed": "a file changed while it was downloaded",
+    "NoSuchKey": "a file was removed while it was downloaded",
+}
 _OTHER_REGION = (
-    "AuthorizationHeaderMalformed",
-    "IllegalLocationConstraintException",
-    "PermanentRedirect",
+    "the bucket is in another region ({said})",
+    "Set model.source.s3.region or AWS_REGION",
 )
+_EXPIRED = ("403: the session has expired ({code})", "Get new temporary credentials")
+_REFUSALS = {
+    "NoSuchBucket": ("404: there is no bucket {bucket}", "Correct model.source.s3.bucket"),
+    "InvalidAccessKeyId": ("403: {address} does not know the access key", _GIVE_KEYS),
+    "SignatureDoesNotMatch": ("403: the secret key does not belong to the access key", _GIVE_KEYS),
+    "AccessDenied": (
+        "403: the credentials may not read the bucket",
+        "Allow them s3:ListBucket and s3:GetObject",
+    ),
+    "ExpiredToken": _EXPIRED,
+    "InvalidToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "AuthorizationHeaderMalformed": _OTHER_REGION,
+    "IllegalLocationConstraintException": _OTHER_REGION,
+    "PermanentRedirect": _OTHER_REGION,
+    "RequestTimeTooSkewed": (
+        "403: the clock of this machine is wrong",
+        "Set it; requests are signed with the time",
+    ),
+}
+_PRIVATE = ("403: the bucket is not public, and there are no credentials", _GIVE_KEYS)
+_UNKNOWN = ("{address} answered {code}: {said}", "See the log of the storage")
 
 
 class S3Remote:
@@ -67,8 +92,8 @@ class S3Remote:
         self._address = endpoint.netloc
         self.region = _region(source, environ, endpoint.hostname or "")
         key, secret, session = _keys(environ)
-        self._has_keys = key is not None
         has_role = key is None and any(environ.get(name) for name in _ROLE_VARIABLES)
+        self._has_credentials = key is not None or has_role
         self._pool = connections(endpoint, environ, redirects=0)
         self._client = Minio(
             self._address,
@@ -99,14 +124,17 @@ class S3Remote:
         parts = re.fullmatch(r"[0-9a-f]{32}-([0-9]+)", file.etag)
         if parts is None:
             return None
-        first = self._ask(
-            lambda: self._client.stat_object(
-                self._bucket, self._prefix + file.name, extra_query_params={"partNumber": "1"}
+        try:
+            first = self._ask(
+                lambda: self._client.stat_object(
+                    self._bucket, self._prefix + file.name, extra_query_params={"partNumber": "1"}
+                )
             )
-        )
+        except SourceError:
+            return None  # the storage does not know parts; what it refuses it refuses in open, too
         size = first.size or 0
         if size == 0 or -(-file.size // size) != int(parts[1]):
-            return None  # the storage does not tell, or the parts are not equal
+            return None  # it knows them and does not tell, or they are not equal
         return Digest("md5-parts", file.etag, part_bytes=size, certain=False)
 
     @contextmanager
@@ -165,30 +193,14 @@ class S3Remote:
         """What an error code of S3 means, and what to do about it."""
         if code in _TRANSIENT:
             return Interrupted(f"{self._address} answered {code}: {said}")
-        if code == "PreconditionFailed":
-            what, hint = "a file changed while it was downloaded", "Start again"
-        elif code == "NoSuchBucket":
-            what, hint = f"404: there is no bucket {self._bucket}", "Correct model.source.s3.bucket"
-        elif code == "NoSuchKey":
-            what, hint = "404: a file was removed while it was downloaded", "Start again"
-        elif code == "InvalidAccessKeyId":
-            what, hint = f"403: {self._address} does not know the access key", _GIVE_KEYS
-        elif code == "SignatureDoesNotMatch":
-            what, hint = "403: the secret key does not belong to the access key", _GIVE_KEYS
-        elif code in ("ExpiredToken", "TokenRefreshRequired", "InvalidToken"):
-            what, hint = f"403: the session has expired ({code})", "Get new temporary credentials"
-        elif code == "AccessDenied" and not self._has_keys:
-            what, hint = "403: the bucket is not public, and there are no credentials", _GIVE_KEYS
-        elif code == "AccessDenied":
-            what = "403: the credentials may not read the bucket"
-            hint = "Allow them s3:ListBucket and s3:GetObject"
-        elif code in _OTHER_REGION:
-            what = f"the bucket is in another region ({said})"
-            hint = "Set model.source.s3.region or AWS_REGION"
-        elif code == "RequestTimeTooSkewed":
-            what, hint = "403: the clock of this machine is wrong", "Set it; requests are signed"
-        else:
-            what, hint = f"{self._address} answered {code}: {said}", "See its log"
+        if code in _CHANGED:
+            return DownloadError(
+                _CHANGED[code], where=self.where, hint="The next try takes the new files"
+            )
+        what, hint = _REFUSALS.get(code, _UNKNOWN)
+        if code == "AccessDenied" and not self._has_credentials:
+            what, hint = _PRIVATE
+        what = what.format(bucket=self._bucket, address=self._address, code=code, said=said)
         return SourceError(what, where=self.where, hint=hint)
 
 
