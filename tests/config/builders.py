@@ -121,6 +121,7 @@ other_settings = st.fixed_dictionaries(
             blockSize=st.integers(1, 256),
             kvCacheMemory=st.sampled_from(["512Mi", "2Gi"]),
             maxQueueLen=st.integers(1, 1000),
+            prefixCaching=st.booleans(),
         ),
         "compilation": _section(
             cudagraphMode=st.sampled_from(["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY"]),

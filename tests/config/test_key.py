@@ -52,6 +52,7 @@ BASE = spec()
         {"compilation": {"captureSizes": [1, 2, 3]}},
         {"compilation": {"cudagraphMode": "NONE"}},
         {"compilation": {"strict": True}},
+        {"engine": {"prefixCaching": False}},
         {"compilation": {"splittingOps": ["kerf::attention"]}},
         {"compilation": {"inductorConfig": {}}},
         {"compilation": {"backend": "inductor", "customOps": [], "compileSizes": []}},

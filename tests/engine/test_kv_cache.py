@@ -56,8 +56,11 @@ def test_blocks_fill_the_memory() -> None:
     assert blocks == 400 * 1024 // bytes_per_block(CONFIG, 16, 4) == 50
 
 
-def test_no_more_blocks_than_can_be_used() -> None:
-    assert planned(engine("1Gi", seqs=3), max_model_len=100) == 3 * 7
+def test_what_running_requests_cannot_use_holds_what_earlier_ones_computed() -> None:
+    config = engine("1Gi", seqs=3)
+    assert planned(config, max_model_len=100) == 2**30 // bytes_per_block(CONFIG, 16, 4)
+    without = config.model_copy(update={"prefix_caching": False})
+    assert planned(without, max_model_len=100) == 3 * 7
 
 
 def test_memory_for_less_than_one_sequence_is_refused_with_the_amount_that_is_needed() -> None:

@@ -107,6 +107,18 @@ def test_lookups_are_counted_in_tokens() -> None:
     assert (prefixes.queries, prefixes.hits) == (22, 8)
 
 
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None:
+    pool = BlockPool(total=16, block_size=SIZE)
+    prefixes = PrefixCache(pool, enabled=True)
+    first = make_request(list(range(10)), pool)
+    prefixes.publish(first)
+    request = make_request(list(range(10)))
+    request.params = SamplingParams(max_tokens=9, prompt_logprobs=True)
+    assert prefixes.find(request) == []
+    request.tokens.append(1)
+    assert prefixes.find(request) == first.blocks[:2], "they were told with the first token"
+
+
 def test_a_cache_that_is_switched_off_keeps_and_finds_nothing() -> None:
     pool = BlockPool(total=16, block_size=SIZE)
     prefixes = PrefixCache(pool, enabled=False)

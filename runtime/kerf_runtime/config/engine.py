@@ -99,6 +99,13 @@ class EngineConfig(ConfigModel):
             "Default 0.9."
         ),
     )
+    prefix_caching: bool = Field(
+        True,
+        description=(
+            "Keep the keys and values of earlier requests while there is room, and compute only what a prompt does not "
+            "share with them. Default true."
+        ),
+    )
     max_queue_len: int = Field(
         256,
         ge=1,

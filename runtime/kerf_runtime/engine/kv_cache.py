@@ -74,12 +74,12 @@ def _mib(size: int) -> str:
 def plan_blocks(
     config: ModelConfig, memory: int, engine: EngineConfig, *, max_model_len: int, itemsize: int
 ) -> int:
-    """Number of cache blocks: what fits the memory, and never more than could be used.
+    """Number of cache blocks: what fits the memory; without prefix caching not more than can be in use.
 
     Args:
         config: of the model.
         memory: for all blocks, in bytes.
-        engine: block size, number of sequences.
+        engine: block size, number of sequences, prefix caching.
         max_model_len: in tokens.
         itemsize: bytes of one cached number.
 
@@ -100,6 +100,8 @@ def plan_blocks(
             hint=f"Set kvCacheMemory to at least {needed}Mi"
             + (f", or maxModelLen to at most {fitting}" if fitting else ""),
         )
+    if engine.prefix_caching:
+        return affordable
     return min(affordable, engine.max_num_seqs * per_sequence)
 
 

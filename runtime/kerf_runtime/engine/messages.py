@@ -47,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ignore_eos: go on after the model's own end tokens.
         stop_token_ids: end a request.
         logprobs: None for none; else how many alternatives to report beside the chosen token.
+        prompt_logprobs: report those of the prompt's tokens too, with as many alternatives.
     """
 
     max_tokens: int
@@ -63,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: bool = False
 
     @property
     def has_penalties(self) -> bool:
@@ -127,7 +129,8 @@ class TokenOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """New tokens of one request.  ``finish_reason``: None, ``stop``, ``length``, ``abort``, ``error``.
 
     ``logprobs`` has an entry per token if they were asked for, else it is None.  ``cached_tokens`` is told
-    with a request's first token: how many of its prompt were in the KV cache.
+    with a request's first token: how many of its prompt were in the KV cache.  So is ``prompt_logprobs``, with
+    an entry per token of the prompt: None for the first, which follows nothing.
     """
 
     request_id: str
@@ -135,6 +138,7 @@ class TokenOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -97,8 +97,11 @@ class PrefixCache:
         return False
 
     def _reusable(self, request: Request) -> int:
-        """Blocks before the one of the last token."""
-        return (len(request.tokens) - 1) // self._pool.block_size if self._enabled else 0
+        """Blocks before the one of the last token; none if every token of the prompt is to be told about."""
+        whole = request.params.prompt_logprobs and request.generated == 0
+        if whole or not self._enabled:
+            return 0
+        return (len(request.tokens) - 1) // self._pool.block_size
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
         """Keys of the first ``count`` blocks, which are full of known tokens; computed once."""

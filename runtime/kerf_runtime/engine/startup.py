@@ -132,6 +132,7 @@ def start_engine(
         vocab_size=config.vocab_size,
         block_size=spec.engine.block_size,
         num_blocks=1,
+        prefix_caching=spec.engine.prefix_caching,
     )
     runner = ModelRunner(
         loaded.model,
