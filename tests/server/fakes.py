@@ -190,7 +190,14 @@ class FakeClient:
                 elif produced >= limit:
                     reason = "length"
                 finished = reason is not None
-                yield TokenOutput(request.request_id, chunk, reason, _logprobs(request, chunk))
+                first = bool(chunk) and produced == len(chunk)
+                yield TokenOutput(
+                    request.request_id,
+                    chunk,
+                    reason,
+                    _logprobs(request, chunk),
+                    prompt_logprobs=_prompt_logprobs(request) if first else None,
+                )
                 if finished:
                     return
         finally:
@@ -209,6 +216,13 @@ def _logprobs(request: AddRequest, tokens: list[int]) -> list[TokenLogprobs] | N
         return None
     others = [(ord("A") + i, -1.0 - i) for i in range(count)]
     return [TokenLogprobs(-t / 1000, [(t, -t / 1000), *others][:count]) for t in tokens]
+
+
+def _prompt_logprobs(request: AddRequest) -> list[TokenLogprobs | None] | None:
+    if not request.params.prompt_logprobs:
+        return None
+    _, *rest = _logprobs(request, request.prompt_token_ids) or []
+    return [None, *rest]
 
 
 @contextlib.contextmanager

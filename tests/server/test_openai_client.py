@@ -177,6 +177,37 @@ def test_an_echo_comes_before_the_answer(client):
     assert streamed == texts
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_logprobs_has_those_of_the_prompt_in_front(client, stream):
+    ask = {"model": "tiny", "prompt": ["xyü", "c"], "max_tokens": 20, "echo": True, "logprobs": 1}
+    made = client.completions.create(stream=stream, **ask)
+    texts, found = ["", ""], [[], []]
+    for choice in [c for chunk in made for c in chunk.choices] if stream else made.choices:
+        texts[choice.index] += choice.text
+        if choice.logprobs is not None:
+            rows = choice.logprobs
+            found[choice.index] += zip(
+                rows.tokens, rows.token_logprobs, rows.top_logprobs, rows.text_offset, strict=True
+            )
+    assert texts == ["xyüGrüße 🌍!", "cGrüße 🌍!"]
+    for text, rows in zip(texts, found, strict=True):
+        assert len(rows) == len(text.encode())
+        assert rows[0][1:3] == (None, None)
+        assert all(logprob is not None and top for _, logprob, top, _ in rows[1:])
+        for token, _, _, offset in rows:
+            assert token.startswith("bytes:") or text[offset] == token
+    prompt = found[0]
+    assert [row[0] for row in prompt[:4]] == ["x", "y", "bytes:\\xc3", "bytes:\\xbc"]
+    assert prompt[1][1] == pytest.approx(-ord("y") / 1000)
+    assert prompt[1][2] == {"y": pytest.approx(-ord("y") / 1000)}
+
+
+def test_an_echo_without_logprobs_asks_the_engine_for_none(client, engine):
+    client.completions.create(model="tiny", prompt="a", echo=True)
+    client.completions.create(model="tiny", prompt="a", logprobs=2)
+    assert [r.params.prompt_logprobs for r in engine.seen] == [False, False]
+
+
 def test_the_request_id_and_the_key(serve):
     http = serve(api_key="secret")
     url = f"{http.base_url}/v1"

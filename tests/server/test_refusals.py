@@ -148,7 +148,6 @@ def test_a_wrong_parameter_is_named(serve, ask, fields, param, words):
         (complete, {"logprobs": True}, "logprobs", "valid integer"),
         (complete, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
         (complete, {"top_logprobs": 2}, "top_logprobs", "not supported"),
-        (complete, {"echo": True, "logprobs": 0}, "echo", "exclude each other"),
         (complete, {"n": 3, "best_of": 2}, "best_of", "n is 3"),
         (complete, {"n": 33, "prompt": ["a", "b"]}, "n", "66 answers"),
     ],

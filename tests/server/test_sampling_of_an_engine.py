@@ -74,6 +74,26 @@ def test_logprobs_are_log_probabilities_and_greedy_takes_the_likeliest(client):
         assert sum(map(math.exp, likeliest)) <= 1.0001
 
 
+def test_an_echo_has_the_log_probabilities_that_the_model_gave_when_it_wrote_that_text(client):
+    bias = {
+        str(token): 100 for token in range(70, 80)
+    }  # some letters, so that the text has no others
+    written = client.completions.create(**ASK, temperature=0, logprobs=2, logit_bias=bias).choices[
+        0
+    ]
+    assert len(written.text) == 16
+    ask = {"model": "tiny", "prompt": f"abc{written.text}", "max_tokens": 1, "temperature": 0}
+    echoed = client.completions.create(**ask, echo=True, logprobs=2).choices[0]
+    assert echoed.text.startswith(f"abc{written.text}")
+    rows, wrote = echoed.logprobs, written.logprobs
+    assert rows.tokens[:-1] == [*"abc", *wrote.tokens]
+    assert rows.token_logprobs[0] is rows.top_logprobs[0] is None
+    assert rows.token_logprobs[3:-1] == pytest.approx(wrote.token_logprobs, abs=1e-4)
+    assert rows.text_offset[:-1] == list(range(19))
+    plain = client.completions.create(**ask, logprobs=2).choices[0]
+    assert rows.tokens[-1:] == plain.logprobs.tokens
+
+
 def test_min_tokens_holds_back_the_end(client):
     ends = {"stop_token_ids": list(range(0, 320, 5))}
     short = client.completions.create(**ASK, seed=1, extra_body=ends)

@@ -25,6 +25,7 @@ from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.engine.buffers import StepBuffer
 from kerf_runtime.engine.logprobs import Logprobs, logprobs_of
 from kerf_runtime.engine.messages import SamplingParams, TokenLogprobs, TokenOutput
+from kerf_runtime.engine.prompt_logprobs import PromptLogprobs, PromptReading
 from kerf_runtime.engine.request import Request
 from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
 from kerf_runtime.engine.sampler import sample
@@ -44,10 +45,11 @@ class ComputesLogits(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """The tokens of a step, one per item that samples, and log probabilities by request id."""
+    """The tokens of a step, one per item that samples; log probabilities and those of prompts by request id."""
 
     tokens: list[int]
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    prompts: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
 
     def attach(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
         """The outputs of the step, with the log probabilities that were asked for."""
@@ -56,7 +58,9 @@ class Sampled:
         return [
             output
             if (found := self.logprobs.get(output.request_id)) is None
-            else msgspec.structs.replace(output, logprobs=[found])
+            else msgspec.structs.replace(
+                output, logprobs=[found], prompt_logprobs=self.prompts.get(output.request_id)
+            )
             for output in outputs
         ]
 
@@ -68,6 +72,7 @@ class Sampling:
         requests: that sample, in the order of the batch.
         tokens: int64 [R] on the device; None without a request.
         logprobs: of these tokens, if asked for.
+        prompts: what is told about prompts that are complete, by request id.
     """
 
     def __init__(
@@ -75,8 +80,10 @@ class Sampling:
         requests: Sequence[Request] = (),
         tokens: Tensor | None = None,
         logprobs: Logprobs | None = None,
+        prompts: Mapping[str, PromptReading] | None = None,
     ) -> None:
         self.tokens = tokens
+        self._prompts = prompts or {}
         self._requests = requests
         self._received = None if tokens is None else Received(tokens)
         self._logprobs = logprobs
@@ -92,7 +99,10 @@ class Sampling:
             return Sampled([])
         tokens = self._received.tolist()
         found = {} if self._logprobs is None else self._logprobs.read()
-        return Sampled(tokens, {self._requests[row].request_id: e for row, e in found.items()})
+        prompts = {name: reading.read() for name, reading in self._prompts.items()}
+        return Sampled(
+            tokens, {self._requests[row].request_id: e for row, e in found.items()}, prompts
+        )
 
 
 class ModelRunner:
@@ -146,6 +156,7 @@ class ModelRunner:
         """Of the step before."""
         self._histories: WeakKeyDictionary[Request, TokenHistory] = WeakKeyDictionary()
         """Of requests with penalties; gone with the request."""
+        self._prompts = PromptLogprobs(lambda hidden: self._model.compute_logits(hidden))
         self._rows: list[tuple[list[int], int] | None] = [None] * sequences
         """Per row of the block table: the request's list of blocks that is written there, and how many."""
 
@@ -288,12 +299,14 @@ class ModelRunner:
                 last.append(at - 1)
                 requests.append(item.request)
         self._sampling = Sampling()
+        prompts = self._prompts.collect(batch, hidden)
         if requests:
             rows = [self._sample_row(request) for request in requests]
             self._last.host[: len(last)] = last
             logits = self._model.compute_logits(hidden[self._last.view(len(last))])
             tokens = sample(logits, rows)
-            self._sampling = Sampling(requests, tokens, logprobs_of(logits, rows, tokens))
+            found = logprobs_of(logits, rows, tokens)
+            self._sampling = Sampling(requests, tokens, found, prompts)
         return self._sampling
 
     def _sample_row(self, request: Request) -> SampleRow:

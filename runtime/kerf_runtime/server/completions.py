@@ -113,8 +113,10 @@ class _Wire:
         """The choice at ``index``; ``first`` says that nothing of it was told before."""
         echo = self._echoes[index]
         logprobs = None
-        if self._texts is not None and (part.entries or isinstance(part, Answer)):
-            logprobs = completion_logprobs(part.entries, self._texts)
+        if self._texts is not None and (part.prompt or part.entries or isinstance(part, Answer)):
+            own = completion_logprobs(part.entries, self._texts, before=len(echo))
+            prompt = completion_logprobs(part.prompt, self._texts)
+            logprobs = {name: prompt[name] + own[name] for name in own}
         return {
             "index": index,
             "text": echo + part.text if first else part.text,

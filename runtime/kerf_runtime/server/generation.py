@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from kerf_runtime.engine.messages import AddRequest, TokenOutput
+from kerf_runtime.engine.messages import AddRequest, TokenLogprobs, TokenOutput
 from kerf_runtime.errors import EngineError, KerfError, RequestError
 from kerf_runtime.metrics import RequestMetrics
 from kerf_runtime.server.detokenize import IncrementalDecoder, StopMatcher
@@ -24,12 +24,14 @@ class Piece:
     """Some text of an answer.  ``tokens`` is the number generated so far; the last has a reason.
 
     ``entries`` are the tokens whose text it starts or continues, if log probabilities were asked for.
+    ``prompt`` are those of the prompt, in the first piece, if they were asked for too.
     """
 
     text: str
     tokens: int
     finish_reason: str | None = None
     entries: tuple[TokenEntry, ...] = ()
+    prompt: tuple[TokenEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Answer:
     tokens: int
     finish_reason: str
     entries: tuple[TokenEntry, ...] = ()
+    prompt: tuple[TokenEntry, ...] = ()
 
 
 async def generate(
@@ -63,7 +66,7 @@ async def generate(
         RequestError: the engine cannot run the request as asked.
         EngineError: the engine died or gave the request up, or the time is over.
     """
-    text = _Text(tokenizer, stops, min_tokens=request.params.min_tokens)
+    text = _Text(tokenizer, request, stops)
     clock = _Clock(metrics, arrived)
     reason = "abort"
     try:
@@ -81,7 +84,7 @@ async def generate(
                 if piece.finish_reason is not None:
                     reason = "error"
                     raise EngineError(f"the engine gave the request up ({piece.finish_reason})")
-                if piece.text:
+                if piece.text or piece.prompt:
                     yield piece
         reason = "error"
         raise EngineError("the engine ended the request without a reason")
@@ -103,12 +106,14 @@ async def collect(pieces: AsyncIterator[Piece]) -> Answer:
     """The whole answer of ``generate``."""
     texts: list[str] = []
     entries: list[TokenEntry] = []
+    prompt: list[TokenEntry] = []
     tokens, reason = 0, "stop"
     async for piece in pieces:
         texts.append(piece.text)
         entries.extend(piece.entries)
+        prompt.extend(piece.prompt)
         tokens, reason = piece.tokens, piece.finish_reason or reason
-    return Answer("".join(texts), tokens, reason, tuple(entries))
+    return Answer("".join(texts), tokens, reason, tuple(entries), tuple(prompt))
 
 
 async def _within(
@@ -137,12 +142,12 @@ class _Text:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, stops: tuple[str, ...], *, min_tokens: int
+        self, tokenizer: ChatTokenizer, request: AddRequest, stops: tuple[str, ...]
     ) -> None:
         self._tokenizer = tokenizer
+        self._request = request
         self._decoder = IncrementalDecoder(tokenizer.decode)
         self._matcher = StopMatcher(stops)
-        self._min_tokens = min_tokens
         self._decoded = 0
         self._shown = 0
         self._held: list[TokenEntry] = []
@@ -166,12 +171,23 @@ class _Text:
         elif reason is not None:
             text += self._matcher.flush()
         self._shown += len(text)
-        return Piece(text, self.tokens, reason, self._take(reason))
+        prompt = () if output.prompt_logprobs is None else self._of_prompt(output.prompt_logprobs)
+        return Piece(text, self.tokens, reason, self._take(reason), prompt)
+
+    def _of_prompt(self, found: list[TokenLogprobs | None]) -> tuple[TokenEntry, ...]:
+        """The entries of the prompt, whose text is in front of the answer's."""
+        decoder, entries, offset = IncrementalDecoder(self._tokenizer.decode), [], 0
+        for token, entry in zip(self._request.prompt_token_ids, found, strict=True):
+            logprob, top = (None, []) if entry is None else (entry.logprob, entry.top)
+            entries.append(TokenEntry(token, offset, logprob, top))
+            offset += len(decoder.push([token]))
+        return tuple(entries)
 
     def _match(self, text: str) -> str:
         self._decoded += len(text)
         # Stop strings, too, may not end an answer that is too short.
-        return text if self.tokens < self._min_tokens else self._matcher.push(text)
+        too_short = self.tokens < self._request.params.min_tokens
+        return text if too_short else self._matcher.push(text)
 
     def _take(self, reason: str | None) -> tuple[TokenEntry, ...]:
         """The entries to tell now."""

@@ -24,18 +24,18 @@ _WORD_START = "\u2581"
 
 @dataclass(frozen=True)
 class TokenEntry:
-    """One generated token.
+    """One token of an answer, or of the prompt that the answer begins with.
 
     Attributes:
         token_id: the token.
-        offset: characters of the answer before it.
-        logprob: natural logarithm of its probability.
+        offset: characters of the text before it.
+        logprob: natural logarithm of its probability; None of a prompt's first token, which follows nothing.
         top: likeliest tokens at its place and their logarithms.
     """
 
     token_id: int
     offset: int
-    logprob: float
+    logprob: float | None
     top: Sequence[tuple[int, float]]
 
 
@@ -73,7 +73,7 @@ class TokenTexts:
 def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
     """The ``logprobs`` of a chat choice."""
 
-    def token(token_id: int, logprob: float) -> dict[str, Any]:
+    def token(token_id: int, logprob: float | None) -> dict[str, Any]:
         return {
             "token": texts.text(token_id),
             "logprob": logprob,
@@ -87,10 +87,15 @@ def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
-    """The ``logprobs`` of a completions choice."""
-    top = []
+def completion_logprobs(
+    entries: Sequence[TokenEntry], texts: TokenTexts, *, before: int = 0
+) -> dict[str, Any]:
+    """The ``logprobs`` of a completions choice; ``before`` characters of text precede the entries' own."""
+    top: list[dict[str, float] | None] = []
     for entry in entries:
+        if entry.logprob is None:
+            top.append(None)
+            continue
         # Different tokens may have the same text: the likeliest keeps it.
         row: dict[str, float] = {}
         for token_id, logprob in entry.top:
@@ -101,7 +106,7 @@ def completion_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dic
         "tokens": [texts.text(entry.token_id) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": top,
-        "text_offset": [entry.offset for entry in entries],
+        "text_offset": [before + entry.offset for entry in entries],
     }
 
 

@@ -192,6 +192,11 @@ class SamplingFields(BaseModel, ABC):
     def wanted_logprobs(self) -> int | None:
         """None for no log probabilities; else the number of alternatives per token."""
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's own tokens get log probabilities too."""
+        return False
+
     def sampling(self, *, max_tokens: int, choice: int) -> SamplingParams:
         """The engine's parameters.
 
@@ -214,6 +219,7 @@ class SamplingFields(BaseModel, ABC):
             ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=self.wanted_logprobs,
+            prompt_logprobs=self.wants_prompt_logprobs,
         )
 
     @property
@@ -245,6 +251,11 @@ class CompletionRequest(SamplingFields):
     def wanted_logprobs(self) -> int | None:
         """None for no log probabilities; else the number of alternatives per token."""
         return self.logprobs
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """What is echoed is a part of the answer, with log probabilities if the answer has them."""
+        return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list.
@@ -352,20 +363,13 @@ def check_extra_fields(request: SamplingFields) -> None:
     if request.stream_options is not None and not request.stream:
         raise RequestError("only allowed with stream: true", where="stream_options")
     _check(request.model_extra or {}, prefix="")
-    if isinstance(request, CompletionRequest):
-        if request.best_of not in (None, request.n or 1):
-            raise RequestError(
-                f"best_of is {request.best_of} and n is {request.n or 1}: ranking answers is not "
-                "supported",
-                where="best_of",
-                hint="Leave it out, and choose among n answers by their logprobs",
-            )
-        if request.echo and request.logprobs is not None:
-            raise RequestError(
-                "log probabilities of the prompt are not computed, so echo and logprobs exclude "
-                "each other",
-                where="echo",
-            )
+    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
+        raise RequestError(
+            f"best_of is {request.best_of} and n is {request.n or 1}: ranking answers is not "
+            "supported",
+            where="best_of",
+            hint="Leave it out, and choose among n answers by their logprobs",
+        )
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise RequestError("only allowed with logprobs: true", where="top_logprobs")
     if isinstance(request, ChatRequest):
