@@ -58,6 +58,14 @@ def test_a_model_is_downloaded_into_the_users_cache_folder(
     assert kerf("download", "-f", hub_document).out.endswith("0 B downloaded now\n")
 
 
+def test_where_a_redirect_leads_is_not_logged_because_it_may_be_signed(
+    kerf: Kerf, hub_document: Path, hub: Hub
+) -> None:
+    done = kerf("--debug", "download", "-f", hub_document)
+    assert len(hub.kept) == 1
+    assert hub.storage not in done.out + done.err
+
+
 def test_every_line_of_json_output_is_an_object_and_the_last_one_is_the_result(
     kerf: Kerf, hub_document: Path, tmp_path: Path
 ) -> None:
@@ -68,7 +76,7 @@ def test_every_line_of_json_output_is_an_object_and_the_last_one_is_the_result(
         "phase_done",
         "done",
     ]
-    assert events[0]["phase"] == "download"
+    assert (events[0]["phase"], events[0]["detail"]) == ("download", f"hub {REPO}@main")
     result = events[-1]
     assert Path(result["path"]).is_relative_to(tmp_path / "there")
     assert result["revision"] == COMMIT

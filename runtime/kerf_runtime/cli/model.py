@@ -106,9 +106,9 @@ def _download(document: ModelDeploymentDocument, root: Path, *, as_json: bool) -
     from kerf_runtime.models.download import download
 
     source = document.spec.model.source
-
+    assert source.download is not None  # both callers made sure
     with open_progress(as_json=as_json) as progress:
-        progress("download", source.download_folder, None)
+        progress("download", source.download.address, None)
 
         def show(transfer: Transfer) -> None:
             fraction = transfer.done / transfer.total if transfer.total else None

@@ -72,7 +72,7 @@ def cli(debug: bool) -> None:
         stream=sys.stderr,
         force=True,
     )
-    for noisy in ("httpx", "httpcore", "asyncio", "filelock", "uvicorn.error"):
+    for noisy in ("httpx", "httpcore", "asyncio", "filelock", "urllib3", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

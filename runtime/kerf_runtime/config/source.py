@@ -99,6 +99,11 @@ class HuggingFaceSource(ConfigModel):
         ),
     )
 
+    @property
+    def address(self) -> str:
+        """How progress and errors name it."""
+        return f"hub {self.repo}@{self.revision}"
+
 
 class S3Source(ConfigModel):
     """A folder of a bucket in S3 or a storage that speaks its protocol, downloaded and verified."""
@@ -138,6 +143,11 @@ class S3Source(ConfigModel):
     )
 
     @property
+    def address(self) -> str:
+        """How progress and errors name it."""
+        return f"s3://{self.bucket}/{self.folder}".rstrip("/")
+
+    @property
     def folder(self) -> str:
         """``prefix`` without a slash at its end; empty for the root of the bucket."""
         return (self.prefix or "").rstrip("/")
@@ -169,9 +179,14 @@ class ModelSource(ConfigModel):
         return self
 
     @property
+    def download(self) -> HuggingFaceSource | S3Source | None:
+        """The place to download from; None if a volume has the weights."""
+        return self.hugging_face or self.s3
+
+    @property
     def is_downloaded(self) -> bool:
         """Whether the weights must be downloaded; otherwise a volume has them."""
-        return self.hugging_face is not None or self.s3 is not None
+        return self.download is not None
 
     @property
     def path(self) -> str | None:

@@ -58,7 +58,7 @@ class HubRemote:
     """One revision of a repository; see ``Remote``."""
 
     def __init__(self, source: HuggingFaceSource, environ: Mapping[str, str]) -> None:
-        self.where = f"hub {source.repo}@{source.revision}"
+        self.where = source.address
         self.path = source.path
         self.revision: str | None = None
         self._source = source

@@ -82,7 +82,7 @@ class S3Remote:
         from minio import Minio
         from minio.credentials import IamAwsProvider
 
-        self.where = f"s3://{source.bucket}/{source.folder}".rstrip("/")
+        self.where = source.address
         self.path = source.file
         self.revision: str | None = None
         self._bucket = source.bucket

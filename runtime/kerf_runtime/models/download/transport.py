@@ -101,4 +101,6 @@ def explain(error: urllib3.exceptions.HTTPError, address: str) -> Interrupted:
         if isinstance(cause, TimeoutError):
             return Interrupted(f"{address} does not answer")
         cause = cause.__cause__ or cause.__context__
-    return Interrupted(f"the connection to {address} broke: {error}")
+    # Without the address that was asked, which a redirect may have signed.
+    reason = getattr(error, "reason", None) or error
+    return Interrupted(f"the connection to {address} broke: {reason}")
