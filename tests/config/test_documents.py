@@ -114,6 +114,13 @@ def test_a_volume_for_downloads_needs_a_source_that_is_downloaded(write):
     assert "model: volume keeps downloaded weights" in fails(write(document({"model": model})))
 
 
+@pytest.mark.parametrize("endpoint", ["hub", "ftp://hub", "http://u:p@hub", "http://hub/?a=b"])
+def test_an_endpoint_is_an_address_without_secrets(write, endpoint):
+    source = {"huggingFace": {"repo": "a", "endpoint": endpoint}}
+    text = fails(write(document({"model": {"source": source}})))
+    assert "model.source.huggingFace.endpoint" in text
+
+
 @pytest.mark.parametrize("repo", ["", "a/b/c", "../b", "a/..", "https://hub/a", "a b", "a/"])
 def test_a_repository_is_a_name_and_not_an_address(write, repo):
     source = {"huggingFace": {"repo": repo}}

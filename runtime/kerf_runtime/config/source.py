@@ -31,6 +31,7 @@ __all__ = [
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 _PART = "[A-Za-z0-9_][A-Za-z0-9._-]*"
 RelativePath = Annotated[str, Field(pattern=rf"^{_PART}(/{_PART})*$", max_length=512)]
+_HOST = "^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?"
 _KEY_PART = "[A-Za-z0-9_][A-Za-z0-9._=+@-]*"
 
 _KINDS = ("pvc", "oci", "huggingFace", "s3")
@@ -76,7 +77,7 @@ class SecretRef(ConfigModel):
 
 
 class HuggingFaceSource(ConfigModel):
-    """A model repository of the Hugging Face hub (or of HF_ENDPOINT), downloaded and verified."""
+    """A model repository of the Hugging Face hub or a mirror of it, downloaded and verified."""
 
     repo: str = Field(
         pattern=rf"^{_PART}(/{_PART})?$",
@@ -90,6 +91,12 @@ class HuggingFaceSource(ConfigModel):
     path: RelativePath | None = Field(
         None,
         description="Folder or GGUF file inside the repository. Default: the root of the repository.",
+    )
+    endpoint: (
+        Annotated[str, Field(pattern=rf"{_HOST}(/[A-Za-z0-9._~-]+)*/?$", max_length=253)] | None
+    ) = Field(
+        None,
+        description="Address of the hub or of a mirror. Default: HF_ENDPOINT, else https://huggingface.co.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         None,
@@ -124,10 +131,7 @@ class S3Source(ConfigModel):
         None,
         description="Folder, or key of a GGUF file, inside the bucket. Default: the root of the bucket.",
     )
-    endpoint: (
-        Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?$", max_length=253)]
-        | None
-    ) = Field(
+    endpoint: Annotated[str, Field(pattern=rf"{_HOST}/?$", max_length=253)] | None = Field(
         None,
         description="Address of the storage, https:// or http://. Default: AWS_ENDPOINT_URL, else AWS.",
     )

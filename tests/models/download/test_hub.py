@@ -67,6 +67,11 @@ def test_the_token_of_a_login_is_used(hub: Hub, pull: Pull, tmp_path: Path) -> N
     assert pull().received > 0
 
 
+def test_the_endpoint_of_the_document_wins(hub: Hub, pull: Pull) -> None:
+    environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert pull(environ=environ, endpoint=f"{hub.endpoint}/").received > 0
+
+
 def test_a_branch_with_a_slash_is_one_revision(hub: Hub, pull: Pull) -> None:
     hub.repositories[REPO].revisions = ("refs/pr/1",)
     assert pull(revision="refs/pr/1").received > 0

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, or a mirror that HF_ENDPOINT names: two requests of its HTTP interface.
+"""The Hugging Face hub or a mirror of it: two requests of its HTTP interface.
 
     GET /api/models/{repo}/revision/{revision}?blobs=true   the commit, the files, their digests
     GET /{repo}/resolve/{commit}/{path}                     a file, or a redirect to where it is kept
@@ -63,7 +63,8 @@ class HubRemote:
         self.revision: str | None = None
         self._source = source
         self._token = _token(environ)
-        address = parse_address(environ.get("HF_ENDPOINT") or _ENDPOINT, where="HF_ENDPOINT")
+        endpoint = source.endpoint or environ.get("HF_ENDPOINT") or _ENDPOINT
+        address = parse_address(endpoint, where=None if source.endpoint else "HF_ENDPOINT")
         self._endpoint, self._host = address.geturl(), address.netloc
         self._headers = {"User-Agent": "kerf", "Accept-Encoding": "identity"}
         if self._token is not None:
@@ -85,7 +86,7 @@ class HubRemote:
             raise SourceError(
                 f"{self._endpoint} did not answer as a hub does ({type(error).__name__}: {error})",
                 where=self.where,
-                hint="HF_ENDPOINT may be wrong, or a proxy answered instead",
+                hint="The endpoint may be wrong, or a proxy answered instead",
             ) from None
         return [file for file in entries if self._is_wanted(file.name)]
 
@@ -183,7 +184,7 @@ class HubRemote:
         if status == 404 and file is not None:
             return (
                 f"404: {file.name} is listed and not there",
-                "The hub, or the mirror in HF_ENDPOINT, is incomplete",
+                "The hub or the mirror of it is incomplete",
             )
         if status == 404 and code == "RevisionNotFound":
             return (
