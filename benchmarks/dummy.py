@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from kerf_runtime.config.engine import DType
+from kerf_runtime.models.dummy import fill_at_random
 from kerf_runtime.models.llama import model as llama
 from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.models.llama.model import inverse_frequencies
@@ -54,13 +55,11 @@ def build(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device("meta"):
         model = llama.build(config)
-    for name, parameter in list(model.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        if state is None:
-            tensor = torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=0.02)
-            value = nn.Parameter(tensor, requires_grad=False)
-        else:
-            value = state[name]
-        setattr(model.get_submodule(owner), leaf, value)
+    if state is None:
+        fill_at_random(model, dtype=dtype, device=device)
+    else:
+        for name, value in state.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, value)
     model.rotary.fill(inverse_frequencies(config), dtype=dtype, device=device)
     return model.eval()

@@ -209,6 +209,12 @@ def _traffic(record: dict[str, Any]) -> Iterator[str]:
     yield from table(record)
 
 
+def _decode(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.decode import table  # imports torch
+
+    yield from table(record)
+
+
 def _overhead(record: dict[str, Any]) -> Iterator[str]:
     from benchmarks.overhead import table  # imports the compiler
 
@@ -229,6 +235,7 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.attention": _attention,
     "benchmarks.capture": _capture,
     "benchmarks.compile": _compile,
+    "benchmarks.decode": _decode,
     "benchmarks.overhead": _overhead,
     "benchmarks.passes": _passes,
     "benchmarks.soak": _soak,

@@ -31,6 +31,7 @@ __all__ = [
     "CompileSpec",
     "DeletionPolicy",
     "ImagePullPolicy",
+    "LoadFormat",
     "ModelDeploymentSpec",
     "ModelSpec",
     "ProbesSpec",
@@ -60,6 +61,13 @@ ResourceQuantity = Annotated[
 """An amount of cpu, memory or devices, as in a pod: ``500m``, ``2``, ``4Gi``."""
 
 
+class LoadFormat(StrEnum):
+    """Where the values of weights come from."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
 class ModelSpec(ConfigModel):
     """The model to serve."""
 
@@ -76,6 +84,13 @@ class ModelSpec(ConfigModel):
         description=(
             "Where weights of huggingFace and s3 are kept. Default: every pod downloads them into a "
             "temporary volume of its own."
+        ),
+    )
+    load_format: LoadFormat = Field(
+        LoadFormat.AUTO,
+        description=(
+            "auto: weights as the source has them. dummy: random weights, for benchmarks; of the source only "
+            "config.json and the tokenizer are read. Default auto."
         ),
     )
     served_name: str | None = Field(

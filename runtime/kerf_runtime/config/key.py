@@ -20,7 +20,7 @@ from kerf_runtime.config import declared
 from kerf_runtime.config.base import canonical_json, digest
 from kerf_runtime.config.compilation import CompilationLevel
 from kerf_runtime.config.custom_ops import canonical_choices
-from kerf_runtime.config.deployment import ModelDeploymentSpec
+from kerf_runtime.config.deployment import LoadFormat, ModelDeploymentSpec
 from kerf_runtime.config.engine import EngineConfig
 from kerf_runtime.config.passes import pass_uuids
 
@@ -65,7 +65,8 @@ def declared_factors(
             {"configSha256": model_config_digest}
             if model_config_digest is not None
             else spec.model.source.identity()
-        ),
+        )
+        | _load_format(spec),
         "dtype": spec.engine.dtype.value,
         "quantization": _quantization(spec.engine),
         "level": int(level),
@@ -83,6 +84,13 @@ def declared_factors(
 def cache_key(factors: dict[str, Any]) -> str:
     """First 16 hex digits of the digest of the declared factors: the name of the cache folder."""
     return digest(factors)[:16]
+
+
+def _load_format(spec: ModelDeploymentSpec) -> dict[str, str]:
+    """Told where it is not the default only, so that it is in no other key."""
+    if spec.model.load_format is LoadFormat.AUTO:
+        return {}
+    return {"loadFormat": spec.model.load_format.value}
 
 
 def _quantization(engine: EngineConfig) -> str | None:
@@ -110,7 +118,7 @@ def compile_document(spec: ModelDeploymentSpec) -> dict[str, Any]:
     if compilation.inductor_config:
         compiled["inductorConfig"] = dict(compilation.inductor_config)
     return {
-        "model": {"source": spec.model.source.identity()},
+        "model": {"source": spec.model.source.identity(), **_load_format(spec)},
         "engine": engine,
         "compilation": compiled,
     }

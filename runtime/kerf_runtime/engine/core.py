@@ -63,7 +63,7 @@ class EngineCore:
         self._engine: StartedEngine | None = None
         self._startup_seconds: dict[str, float] = {}
         self._stats = EngineStats()
-        self._overlap = overlap
+        self.overlap = overlap
         self._in_flight: _InFlight | None = None
 
     def startup(self, progress: Progress = ignore_progress) -> None:
@@ -85,8 +85,8 @@ class EngineCore:
         clock.finish()
         self._startup_seconds = clock.seconds
         self._stats.kv_blocks_total = self._engine.scheduler.pool.total
-        if self._overlap is None:
-            self._overlap = self._engine.runner.is_asynchronous
+        if self.overlap is None:
+            self.overlap = self._engine.runner.is_asynchronous
 
     @property
     def engine(self) -> StartedEngine:
@@ -140,7 +140,7 @@ class EngineCore:
         self._in_flight = enqueued
         if enqueued is None:
             return outputs
-        if self._overlap and not enqueued.needs_tokens and not self.captures_pending:
+        if self.overlap and not enqueued.needs_tokens and not self.captures_pending:
             self._stats.overlapped_steps += 1
         else:
             outputs += self._finish()

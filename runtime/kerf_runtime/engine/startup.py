@@ -238,6 +238,7 @@ def _load(
             device=platform.device,
             quantization=effective.quantization,
             max_model_len=effective.max_model_len,
+            load_format=spec.model.load_format,
             progress=clock.report("weights"),
         )
     return cache, loaded

@@ -13,14 +13,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from kerf_runtime.config.deployment import LoadFormat
 from kerf_runtime.config.engine import DType
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.checkpoint import find_checkpoint
 from kerf_runtime.models.config import Fp8Scheme, ModelConfig
 from kerf_runtime.models.describe import read_model_config
+from kerf_runtime.models.dummy import NoTensors, fill_at_random
 from kerf_runtime.models.parameters import Progress, fill
 from kerf_runtime.models.registry import family_of
-from kerf_runtime.models.sources import open_source
+from kerf_runtime.models.sources import WeightSource, open_source
 
 __all__ = ["LoadedModel", "load_model", "quantized", "torch_dtype"]
 
@@ -54,6 +56,7 @@ def load_model(
     device: torch.device | str,
     quantization: str | None = None,
     max_model_len: int | None = None,
+    load_format: LoadFormat = LoadFormat.AUTO,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights.
@@ -66,6 +69,7 @@ def load_model(
             output channel; their inputs are quantised per token.  A checkpoint that is FP8 already is
             loaded as it is.
         max_model_len: longest sequence that will be computed, in tokens; None for the model's own limit.
+        load_format: dummy: of the checkpoint only its configuration is read, and weights are random.
         progress: told how far the weights are.
 
     Raises:
@@ -79,20 +83,23 @@ def load_model(
     family = family_of(config)
     model_code = importlib.import_module(family.model)
     weights_code = importlib.import_module(family.weights)
-    with open_source(find_checkpoint(path)) as source:
-        with torch.device("meta"):
-            model: nn.Module = model_code.build(config)
-        fill(
-            model,
-            weights_code.plan(config, source),
-            source,
-            dtype=dtype,
-            device=device,
-            progress=progress,
-        )
+    with torch.device("meta"):
+        model: nn.Module = model_code.build(config)
+    with _source(path, load_format) as source:
+        if load_format is LoadFormat.DUMMY:
+            fill_at_random(model, dtype=dtype, device=device)
+        else:
+            plan = weights_code.plan(config, source)
+            fill(model, plan, source, dtype=dtype, device=device, progress=progress)
         weights_code.finish(model, config, source, dtype=dtype, device=device)
     model.eval()
     return LoadedModel(model, config, model_code.attention_layer_names(config))
+
+
+def _source(path: Path, load_format: LoadFormat) -> WeightSource:
+    if load_format is LoadFormat.DUMMY:
+        return NoTensors(str(path))
+    return open_source(find_checkpoint(path))
 
 
 def quantized(config: ModelConfig, quantization: str | None) -> ModelConfig:
