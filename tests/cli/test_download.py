@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "no-login"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "KERF_MODEL_DIR"):
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "KERF_MODEL_DIR", "http_proxy", "HTTP_PROXY"):
             monkeypatch.delenv(name, raising=False)
         yield found
 

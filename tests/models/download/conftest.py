@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,22 @@ FILES = {
 WANTED = {"config.json", "tokenizer.json", "model.safetensors"}
 
 Pull = Callable[..., Downloaded]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy of this machine, and names that do not exist are known not to at once."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    look_up = socket.getaddrinfo
+
+    def without_invalid(host: Any, *arguments: Any, **more: Any) -> Any:
+        if str(host).endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_invalid)
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import parse_qs, urlencode, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 from xml.etree import ElementTree
 
 from minio import Minio
 
+urlopen = build_opener(ProxyHandler({})).open  # a proxy of this machine must not see these
 MOTO = Path(sys.prefix) / "s3-server"
 _ALLOW = '{{"Version": "2012-10-17", "Statement": [{{"Effect": "Allow", "Action": {}, "Resource": "*"}}]}}'
 
