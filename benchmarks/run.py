@@ -1,6 +1,6 @@
 """`make bench`: every CPU benchmark with the demo's model, records into results/, then the README.
 
-The programs are `kerf bench latency` and `kerf bench startup`; this only gives them their arguments.
+The programs are those of `kerf bench`; this only gives them their arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hack.demo import ROOT, packaged_model
 PROGRAMS = {
     "latency": ("bench", "latency", "--repeats", "7"),
     "startup": ("bench", "startup", "--repeats", "5"),
+    "throughput": ("bench", "throughput", "--num-requests", "100", "--concurrency", "8"),
 }
 
 

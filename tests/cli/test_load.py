@@ -127,15 +127,17 @@ def test_arrivals_come_at_the_rate_that_was_asked_for():
 
 
 def test_tokens_are_the_servers_count_and_the_pieces_are_timed():
-    script = [0.15, piece("a"), piece("bc"), 0.1, piece(""), piece("d"), USAGE, DONE]
+    script = [0.2, piece("a"), piece("bc"), 0.4, piece(""), piece("d"), USAGE, DONE]
     [outcome] = answers(lambda n: script)
     assert outcome.error is None
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.counted) == (7, 6, True)
     assert len(outcome.texts) == 3
     found = summarize([outcome])
-    assert 0.15 <= found["ttftSeconds"]["p50"] < 1
-    assert 0.1 <= found["itlSeconds"]["max"] < 1
-    assert 0.02 <= found["tpotSeconds"]["p50"] < 0.2
+    # Only from below, and half of it: on a busy machine everything may come late, also the first piece.
+    assert found["ttftSeconds"]["p50"] >= 0.2
+    assert found["itlSeconds"]["max"] >= 0.2
+    assert found["tpotSeconds"]["p50"] >= 0.2 / 5
+    assert found["latencySeconds"]["p50"] >= 0.6
     assert found["tokensCountedBy"] == "server"
 
 
@@ -143,6 +145,22 @@ def test_a_server_that_counts_no_tokens_is_counted_by_its_pieces():
     [outcome] = answers(lambda n: [piece("a"), piece("b"), DONE])
     assert (outcome.prompt_tokens, outcome.output_tokens) == (0, 2)
     assert summarize([outcome])["tokensCountedBy"] == "pieces of text"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": None, "usage": None},
+        {"choices": [{"index": 0, "text": None, "delta": None}]},
+        {"usage": {"total_tokens": 3}},
+        {"object": "ping", "error": None, "choices": []},
+    ],
+    ids=str,
+)
+def test_events_of_other_servers_without_text_are_passed_over(odd):
+    [outcome] = answers(lambda n: [odd, piece("a", usage=None), odd, DONE])
+    assert outcome.error is None
+    assert outcome.output_tokens == 1
 
 
 def test_events_may_be_cut_anywhere_and_have_comments_and_other_line_ends():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -71,6 +72,21 @@ def served(tmp_path):
         server.process.kill()
         server.process.wait(10)
         server.http.close()
+
+
+def test_more_connections_than_the_soft_limit_of_open_files_are_served(served):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        server = served()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.line() == "ready"
+    address = (server.http.base_url.host, server.http.base_url.port)
+    idle = [socket.create_connection(address, timeout=10) for _ in range(400)]
+    assert server.ready().status_code == 200
+    for connection in idle:
+        connection.close()
 
 
 def test_probes_are_answered_while_the_engine_starts(served):

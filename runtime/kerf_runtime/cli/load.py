@@ -315,12 +315,12 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
@@ -356,11 +356,11 @@ async def _read(stream: AsyncIterator[bytes], outcome: Outcome) -> None:
 
 
 def _note(event: _Event, now: float, outcome: Outcome) -> None:
-    if event.usage is not None:
+    if event.usage is not None and event.usage.completion_tokens:
         outcome.counted = True
         outcome.prompt_tokens = event.usage.prompt_tokens
         outcome.output_tokens = event.usage.completion_tokens
-    for choice in event.choices:
+    for choice in event.choices or ():
         delta = choice.delta or _Delta()
         if choice.text or delta.content or delta.reasoning_content:
             outcome.texts.append(now)

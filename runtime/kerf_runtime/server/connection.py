@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 
 import h11
@@ -18,13 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kerf_runtime.server.responses import error_body
 
-__all__ = ["Connection", "http_config", "watch_peers"]
+__all__ = ["Connection", "http_config", "raise_file_limit", "watch_peers"]
 
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
 _IDLE_SECONDS = 75
 """How long a connection may wait for its next request: longer than clients and proxies keep theirs, or
 they would send it just when we close."""
+_MOST_FILES = 65536
 _KEEP_ALIVE_IDLE_SECONDS = 60
 _KEEP_ALIVE_INTERVAL_SECONDS = 15
 _KEEP_ALIVE_PROBES = 4
@@ -108,6 +110,17 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
         timeout_graceful_shutdown=2,
         server_header=False,
     )
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files, that is connections, as the administrator does.
+
+    The soft limit of many systems is 1024; above it no connection is accepted, a probe's neither.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def watch_peers(listener: socket.socket, *, unread_seconds: float = 60.0) -> None:

@@ -27,7 +27,7 @@ import uvicorn
 from kerf_runtime.engine.messages import Phase
 from kerf_runtime.errors import ConfigError, EngineError, KerfError
 from kerf_runtime.server.app import create_app
-from kerf_runtime.server.connection import http_config, watch_peers
+from kerf_runtime.server.connection import http_config, raise_file_limit, watch_peers
 from kerf_runtime.server.state import ChatTokenizer, Client, ServerSettings, ServerState
 
 __all__ = ["ManagedClient", "bind", "serve", "termination_log_path", "write_termination_log"]
@@ -102,6 +102,7 @@ async def serve(
     Raises:
         KerfError: the engine or the tokenizer failed.
     """
+    raise_file_limit()
     app = create_app(client, None, settings)
     state: ServerState = app.state.kerf.state
     server = _Server(http_config(app))
