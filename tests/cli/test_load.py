@@ -207,15 +207,17 @@ def test_nobody_there_is_a_failure_too():
 
 
 def test_no_more_run_at_a_time_than_allowed_and_none_before_it_is_due():
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, changed = 0, 0, threading.Condition()
 
     def script(n):
         nonlocal running, most
-        with lock:
+        with changed:
             running += 1
             most = max(most, running)
-        time.sleep(0.05)
-        with lock:
+            changed.notify_all()
+            changed.wait_for(lambda: most == 3, timeout=10)  # the first ones wait for each other
+        time.sleep(0.02)
+        with changed:
             running -= 1
         return [piece("a"), DONE]
 

@@ -49,10 +49,10 @@ def test_half_a_head_is_408_however_slowly_more_of_it_comes(serve, hasty, before
         began = time.monotonic()
         peer.sendall(b"GET /health HTTP/1.1\r\n")
         with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
-            while time.monotonic() - began < 5:
+            while time.monotonic() - began < 30:
                 peer.sendall(b"x: y\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_the_late_head_is_told_so(serve, hasty):
