@@ -91,6 +91,8 @@ class Behaviour:
         job_exit: exit code of compile pods.
         job_message: termination message; None for a good result.
         job_reason: reason of the end, for example OOMKilled.
+        download_exit: exit code of the container that downloads, in compile pods that have one.
+        download_message: its termination message.
         image_error: message of an image that cannot be pulled, for every pod.
         hold_serving: serving pods run but do not become Ready.
         report: changes the report of a serving pod before it is sent.
@@ -100,6 +102,8 @@ class Behaviour:
     job_exit: int = 0
     job_message: str | None = None
     job_reason: str | None = None
+    download_exit: int = 0
+    download_message: str = ""
     image_error: str | None = None
     hold_serving: bool = False
     report: Callable[[dict[str, Any]], dict[str, Any]] = field(default=lambda report: report)
@@ -272,6 +276,9 @@ class StandIn:
             return
         if behaviour.hold_jobs:
             return
+        if behaviour.download_exit and pod["spec"].get("initContainers"):
+            self._fail_download(pod, behaviour)
+            return
         message = behaviour.job_message
         if message is None:
             message = json.dumps(
@@ -295,6 +302,33 @@ class StandIn:
         phase = "Succeeded" if behaviour.job_exit == 0 else "Failed"
         self._set(pod, phase, {"terminated": ended}, ready=False)
 
+    def _fail_download(self, pod: dict[str, Any], behaviour: Behaviour) -> None:
+        """The init container ended, so the container after it never began."""
+        container = pod["spec"]["initContainers"][0]
+        ended = {
+            "exitCode": behaviour.download_exit,
+            "reason": "Error",
+            "message": behaviour.download_message,
+            "startedAt": _now(),
+            "finishedAt": _now(),
+        }
+        self._set(
+            pod,
+            "Failed",
+            {"waiting": {"reason": "PodInitializing"}},
+            ready=False,
+            init=[
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 0,
+                    "state": {"terminated": ended},
+                }
+            ],
+        )
+
     def _move_serving(self, pod: dict[str, Any], behaviour: Behaviour) -> None:
         uid = pod["metadata"]["uid"]
         ready = not behaviour.hold_serving
@@ -313,6 +347,7 @@ class StandIn:
         *,
         ready: bool,
         address: str | None = None,
+        init: list[dict[str, Any]] | None = None,
     ) -> None:
         metadata = pod["metadata"]
         now = _now()
@@ -334,6 +369,8 @@ class StandIn:
                 }
             ],
         }
+        if init is not None:
+            status["initContainerStatuses"] = init
         if address is not None:
             status |= {"podIP": address, "podIPs": [{"ip": address}]}
         self.client.apply(

@@ -62,6 +62,29 @@ def test_a_job_out_of_memory_says_so_and_more_memory_tries_again(
     place.wait_ready()
 
 
+HUB = {"source": {"huggingFace": {"repo": "org/model"}}}
+
+
+def test_a_hub_that_refuses_ends_the_job_at_once_and_a_secret_starts_another(
+    place: Place, operator: OperatorProcess
+) -> None:
+    message = "hub org/model@main: 401: the hub does not accept the token"
+    place.behaviour.download_exit = 3
+    place.behaviour.download_message = json.dumps(
+        {"error": {"reason": "Source", "message": message, "exitCode": 3}}
+    )
+    place.create(model=HUB)
+    assert place.wait_reason("Source")["message"].startswith(message)
+    assert place.conditions()["Degraded"]["status"] == "True"
+    assert place.get()["status"]["lastFailure"]["exitCode"] == 3
+    assert place.stand_in.jobs_run[place.name] == 1, "the Job did not end at once"
+
+    place.behaviour.download_exit = 0
+    token = {"tokenSecretRef": {"name": "hub"}}
+    place.patch({"model": {"source": {"huggingFace": token}}})  # another Secret is another Job
+    place.wait_ready()
+
+
 def test_an_image_that_cannot_be_pulled_is_named(place: Place, operator: OperatorProcess) -> None:
     place.behaviour.image_error = "manifest unknown"
     place.create()
