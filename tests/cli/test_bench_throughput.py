@@ -13,7 +13,7 @@ from tests.cli.test_load import DONE, USAGE, peer, piece
 from tests.server.fakes import FakeClient, running_server
 from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 
-from kerf_runtime.cli import bench_capture, bench_server
+from kerf_runtime.cli import bench_capture, bench_server, bench_throughput
 
 
 def test_our_own_server_is_measured_and_recorded(kerf, tmp_path):
@@ -37,8 +37,16 @@ def test_our_own_server_is_measured_and_recorded(kerf, tmp_path):
     assert found["outputTokens"] == sum(r.params.max_tokens for r in counted)
     assert all(r.params.ignore_eos for r in counted)
     assert found["ttftSeconds"]["p50"] <= found["latencySeconds"]["p50"]
+    assert found["clientCpuShare"] > 0
     assert record["model"] == "tiny"
     assert "output tokens/s" in readme.render(output.parent)
+
+
+def test_a_load_generator_that_is_the_bottleneck_says_so(kerf, monkeypatch):
+    monkeypatch.setattr(bench_throughput, "_BUSY_SHARE", 0.0)
+    with running_server(FakeClient(max_model_len=400).make_ready()) as (url, _):
+        done = kerf("bench", "throughput", "--base-url", f"{url}/v1", "--num-requests", 2)
+    assert "This program itself was busy" in done.out
 
 
 def test_chats_in_words_and_json_with_progress(kerf):

@@ -24,6 +24,9 @@ _LATENCIES = {
     "whole answer": "latencySeconds",
 }
 
+_BUSY_SHARE = 0.8
+"""Of one CPU, above which the load generator limits what it measures."""
+
 
 def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress) -> dict[str, Any]:
     """Warm up, send the load, and return the record.
@@ -44,11 +47,15 @@ def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress
         offset = first[-1].at
         counted = [type(r)(r.at - offset, r.prompt, r.output_len) for r in counted]
     report = _Report(progress, load.requests)
+    spent = time.process_time()
     outcomes = asyncio.run(
         run_load(target, counted, concurrency=load.concurrency, on_outcome=report)
     )
+    spent = time.process_time() - spent
     progress.finish()
     _check(outcomes)
+    found = summarize(outcomes)
+    found["clientCpuShare"] = spent / found["seconds"]
     return {
         **header("kerf bench throughput"),
         "model": target.model,
@@ -57,7 +64,7 @@ def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress
             "endpoint": "chat" if target.chat else "completions",
         },
         "workload": {**asdict(load), "ignore_eos": target.ignore_eos, "warm_up": warm_up},
-        "results": summarize(outcomes),
+        "results": found,
     }
 
 
@@ -85,6 +92,11 @@ def print_table(result: dict[str, Any]) -> None:
     if rows:
         columns = [name.upper() for name in found["latencySeconds"]]
         echo_table(("LATENCY ms", *columns), rows, right=range(1, 1 + len(columns)))
+    if found["clientCpuShare"] > _BUSY_SHARE:
+        click.echo(
+            f"This program itself was busy for {found['clientCpuShare']:.0%} of the time: a faster server would "
+            "not have looked faster. Run several at once, with other seeds."
+        )
     for reason, count in found["errors"].items():
         click.echo(f"failed           {count} x {reason}")
 
