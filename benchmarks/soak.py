@@ -355,9 +355,10 @@ def table(record: dict[str, Any]) -> Iterator[str]:
 def to_record(soak: Soak, *, clients: int) -> dict[str, Any]:
     """The record for benchmarks/results."""
     grown = growths(soak.memory)
+    facts = header("benchmarks.soak")
     return {
-        **header("benchmarks.soak"),
-        "command": ["python", "-m", "benchmarks.soak", *sys.argv[1:]],
+        **facts,
+        "command": ["python", "-m", "benchmarks.soak", *facts["command"][1:]],
         "model": "a random Llama of three layers",
         "workload": {"clients": clients},
         "results": {

@@ -45,7 +45,9 @@ def test_our_own_server_is_measured_and_recorded(kerf, tmp_path):
 def test_a_load_generator_that_is_the_bottleneck_says_so(kerf, monkeypatch):
     monkeypatch.setattr(bench_throughput, "_BUSY_SHARE", 0.0)
     with running_server(FakeClient(max_model_len=400).make_ready()) as (url, _):
-        done = kerf("bench", "throughput", "--base-url", f"{url}/v1", "--num-requests", 2)
+        sizes = ("--num-requests", 2, "--input-len", 10, "--output-len", 4)
+        done = kerf("bench", "throughput", "--base-url", f"{url}/v1", *sizes)
+    assert done.code == 0, done.err
     assert "This program itself was busy" in done.out
 
 
