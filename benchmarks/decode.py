@@ -93,6 +93,7 @@ def start(model: str, folder: Path) -> EngineCore:
                 "maxNumBatchedTokens": max(512, 8 * max(BATCHES[model])),
                 "maxModelLen": PROMPT + ANSWER + 32,
                 "dtype": CONFIGS[model]["dtype"],
+                "prefixCaching": False,
             },
         },
     }

@@ -160,7 +160,10 @@ def _worker(
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     args = EngineArgs(
-        document=raw_document(apply_overrides(document, overrides)),
+        # Every repeat has the same prompts, which must be computed again.
+        document=raw_document(
+            apply_overrides(document, (*overrides, "engine.prefixCaching=false"))
+        ),
         model_path=model_path,
         cache_dir=cache,
     )
