@@ -31,6 +31,16 @@ def test_a_second_time_nothing_is_downloaded(hub: Hub, pull: Pull) -> None:
     ]
 
 
+def test_a_commit_that_is_here_needs_nobody_to_be_asked(hub: Hub, pull: Pull) -> None:
+    first = pull(revision=COMMIT)
+    hub.requests.clear()
+    second = pull(revision=COMMIT)
+    assert (second.path, second.warning) == (first.path, None)
+    assert hub.requests == []
+    (first.path / "tokenizer.json").unlink()
+    assert pull(revision=COMMIT).received == len(FILES["tokenizer.json"])
+
+
 def test_files_are_taken_from_the_commit_that_was_listed(hub: Hub, pull: Pull) -> None:
     pull()
     assert all(f"/resolve/{COMMIT}/" in path for path, _ in hub.requests if "/resolve/" in path)

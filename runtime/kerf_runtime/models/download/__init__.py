@@ -8,6 +8,7 @@ hub, s3     the two places
 """
 
 from kerf_runtime.models.download.fetch import Retry
-from kerf_runtime.models.download.snapshot import Downloaded, Progress, Transfer, download
+from kerf_runtime.models.download.meter import Progress, Transfer
+from kerf_runtime.models.download.snapshot import Downloaded, download
 
 __all__ = ["Downloaded", "Progress", "Retry", "Transfer", "download"]

@@ -16,10 +16,10 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,40 +31,17 @@ from kerf_runtime.config.source import ModelSource
 from kerf_runtime.errors import DownloadError
 from kerf_runtime.models.download.fetch import PATIENT, Retry, Stopped, fetch, persist
 from kerf_runtime.models.download.hub import HubRemote, hub_is_offline
+from kerf_runtime.models.download.meter import Meter, Progress
 from kerf_runtime.models.download.remote import Remote, RemoteFile
 from kerf_runtime.models.download.s3 import S3Remote
 from kerf_runtime.models.download.selection import select
 
-__all__ = ["Downloaded", "Progress", "Transfer", "download", "open_remote"]
+__all__ = ["Downloaded", "download", "open_remote"]
 
 log = logging.getLogger(__name__)
 
 _CURRENT, _LIST, _LOCK = "current", ".kerf-files.json", ".lock"
 _PARALLEL_FILES = 8
-_REPORT_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """How far a download is.
-
-    Attributes:
-        done: bytes that are here, those of earlier tries included.
-        total: bytes of all files; 0 while they are not known.
-        files: number of files.
-        received: bytes that this process received.
-        seconds: since it began to receive.
-    """
-
-    done: int = 0
-    total: int = 0
-    files: int = 0
-    received: int = 0
-    seconds: float = 0.0
-
-
-Progress = Callable[[Transfer], None]
-"""Called now and then, from several threads but never from two at a time."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +90,8 @@ def download(
     """Make sure that the checkpoint of ``source`` is below ``root``, complete and verified.
 
     What is there already is not downloaded again, and a download that ended early is taken up.  If the
-    source cannot be reached and an earlier download is complete, that one is used, with a warning.
+    source cannot be reached and an earlier download is complete, that one is used, with a warning.  A
+    commit that is complete needs nobody to be asked.
 
     Args:
         source: huggingFace or s3.
@@ -133,11 +111,19 @@ def download(
     try:
         with _locked(folder):
             snapshot = _Snapshot(remote, folder, progress, retry)
-            return snapshot.without_asking() if offline else snapshot.ensure()
+            if offline:
+                return snapshot.without_asking()
+            return (snapshot.current() if _is_pinned(source) else None) or snapshot.ensure()
     except OSError as error:
         raise _disk_error(folder, error) from error
     finally:
         remote.close()
+
+
+def _is_pinned(source: ModelSource) -> bool:
+    """Whether the source can never change: a commit of the hub."""
+    hub = source.hugging_face
+    return hub is not None and re.fullmatch("[0-9a-f]{40}", hub.revision) is not None
 
 
 @contextmanager
@@ -180,7 +166,7 @@ class _Snapshot:
 
     def without_asking(self) -> Downloaded:
         """The current version."""
-        current = self._take_current("HF_HUB_OFFLINE is set")
+        current = self.current(warning="HF_HUB_OFFLINE is set")
         if current is None:
             raise DownloadError(
                 "the model is not here and HF_HUB_OFFLINE is set",
@@ -200,7 +186,7 @@ class _Snapshot:
                 hint=self._hint,
             )
         except DownloadError as error:
-            current = self._take_current(error.what)
+            current = self.current(warning=error.what)
             if current is None:
                 raise
             return current
@@ -214,12 +200,12 @@ class _Snapshot:
         self._make_current(version)
         return self._result(version, received=received)
 
-    def _take_current(self, why: str) -> Downloaded | None:
+    def current(self, *, warning: str | None = None) -> Downloaded | None:
         """The version that was wanted last, if it is still complete."""
         current = self._folder / _CURRENT
         if not _is_complete(current):
             return None
-        return self._result(current.resolve(), received=0, warning=why)
+        return self._result(current.resolve(), received=0, warning=warning)
 
     def _result(self, version: Path, *, received: int, warning: str | None = None) -> Downloaded:
         written = _read_list(version)
@@ -257,7 +243,7 @@ class _Snapshot:
         here = sum(_size(partial / f"{file.name}.part") for file in missing)
         needed = sum(file.size for file in missing) - here
         _check_space(needed, partial)
-        meter = _Meter(files, needed, self._progress)
+        meter = Meter(files, needed, self._progress)
         self._fetch_all(missing, partial, meter)
         meter.report()
         (partial / _LIST).write_text(_list_text(self._remote, files))
@@ -284,7 +270,7 @@ class _Snapshot:
             return False
         return True
 
-    def _fetch_all(self, files: Sequence[RemoteFile], partial: Path, meter: _Meter) -> None:
+    def _fetch_all(self, files: Sequence[RemoteFile], partial: Path, meter: Meter) -> None:
         """Several files at a time, the largest first; the first failure ends all."""
 
         def one(file: RemoteFile) -> None:
@@ -310,41 +296,6 @@ class _Snapshot:
         for failure in failures:
             if failure is not None and not isinstance(failure, Stopped):
                 raise failure
-
-
-class _Meter:
-    """Adds up what all threads received, and reports it."""
-
-    def __init__(self, files: Sequence[RemoteFile], needed: int, progress: Progress) -> None:
-        self._total, self._files = sum(file.size for file in files), len(files)
-        self._done = self._total - needed
-        self._began = time.monotonic()
-        self._reported = 0.0
-        self._progress = progress
-        self._lock = threading.Lock()
-        self.received = 0
-        self.report()
-
-    def count(self, count: int) -> None:
-        """Bytes that came, or below 0 that were thrown away."""
-        with self._lock:
-            self._done += count
-            self.received += max(count, 0)
-            if time.monotonic() - self._reported >= _REPORT_SECONDS:
-                self.report()
-
-    def report(self) -> None:
-        """Tell how far it is."""
-        self._reported = time.monotonic()
-        self._progress(
-            Transfer(
-                self._done,
-                self._total,
-                self._files,
-                self.received,
-                self._reported - self._began,
-            )
-        )
 
 
 def _check_space(needed: int, folder: Path) -> None:
