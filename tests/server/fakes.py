@@ -128,9 +128,11 @@ class FakeClient:
     """Answers every prompt with ``reply`` in UTF-8, ``per_step`` tokens at a time.
 
     ``hold`` keeps requests running without a token until it is set; ``endless`` never stops by itself.
+    ``cached`` says how many tokens of a prompt were in the KV cache.
     """
 
     reply: Callable[[AddRequest], str] = lambda request: "Hello"
+    cached: Callable[[AddRequest], int] = lambda request: 0
     per_step: int = 1
     max_model_len: int = 64
     endless: bool = False
@@ -196,6 +198,7 @@ class FakeClient:
                     chunk,
                     reason,
                     _logprobs(request, chunk),
+                    cached_tokens=self.cached(request) if first else 0,
                     prompt_logprobs=_prompt_logprobs(request) if first else None,
                 )
                 if finished:

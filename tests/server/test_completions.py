@@ -12,6 +12,15 @@ def ask(http, **fields):
     return http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **fields})
 
 
+def usage(prompt, completion, cached=0):
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
 def events(response):
     """Data of the server-sent events of a finished response."""
     lines = [line for line in response.text.split("\n\n") if line]
@@ -27,7 +36,7 @@ def test_a_string_is_continued(serve):
     assert body["choices"] == [
         {"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}
     ]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert body["usage"] == usage(2, 6)
 
 
 def test_a_list_of_tokens_is_one_prompt(serve):
@@ -41,7 +50,7 @@ def test_a_list_of_prompts_gives_one_choice_each_in_order(serve, prompts):
     client = FakeClient(reply=lambda r: "x" * len(r.prompt_token_ids)).make_ready()
     body = ask(serve(client), prompt=prompts).json()
     assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "x"), (1, "xx"), (2, "xxx")]
-    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
+    assert body["usage"] == usage(6, 9)
 
 
 def test_the_default_of_max_tokens_is_16_and_shrinks_to_what_fits(serve):
@@ -103,7 +112,7 @@ def test_answers_to_several_prompts_come_prompt_by_prompt(serve):
     body = ask(serve(client), prompt=["a", "b"], n=2, seed=1).json()
     assert [choice["text"] for choice in body["choices"]] == ["a", "a", "b", "b"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+    assert body["usage"] == usage(2, 8)
     seeds = [r.params.seed for r in sorted(client.seen, key=lambda r: r.request_id)]
     assert seeds[:2] == seeds[2:]
     assert seeds[0] != seeds[1]
@@ -121,11 +130,34 @@ def test_a_stream_joins_to_the_answer_and_ends_with_usage_when_asked(serve):
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert last["choices"] == []
     tokens = len("Grüße, 世界 🌍".encode()) + 1
-    assert last["usage"] == {
-        "prompt_tokens": 2,
-        "completion_tokens": tokens,
-        "total_tokens": tokens + 2,
-    }
+    assert last["usage"] == usage(2, tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_the_tokens_of_prompts_that_no_answer_had_to_compute(serve, stream):
+    # The first of two answers to a prompt computes it, the second finds it.
+    found = {"a" * 20: [0, 16], "b" * 40: [32, 16]}
+
+    def cached(request):
+        prompt = bytes(request.prompt_token_ids).decode()
+        return found[prompt][int(request.request_id.rpartition("-")[2]) % 2]
+
+    client = FakeClient(cached=cached, per_step=2).make_ready()
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = ask(serve(client), prompt=list(found), n=2, **options)
+    last = events(response)[-1] if stream else response.json()
+    assert last["usage"] == usage(60, 24, cached=16)
+
+
+def test_a_priority_reaches_the_engine_and_has_limits(serve):
+    client = FakeClient().make_ready()
+    http = serve(client)
+    for fields in ({}, {"priority": None}, {"priority": -100}, {"priority": 7, "n": 2}):
+        assert ask(http, **fields).status_code == 200
+    assert [request.priority for request in client.seen] == [0, 0, -100, 7, 7]
+    for wrong in (-101, 101, 1.5, "1"):
+        error = ask(http, priority=wrong).json()["error"]
+        assert error["param"] == "priority"
 
 
 def test_a_stream_without_the_option_has_no_usage(serve):

@@ -157,6 +157,7 @@ def test_answers_are_the_same_streamed_in_a_batch_and_alone(server):
         "prompt_tokens": 98,
         "completion_tokens": 36,
         "total_tokens": 134,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none") as client:
         for prompt, text in zip(ask["prompt"], texts, strict=True):

@@ -82,6 +82,7 @@ def test_three_answers_each_with_a_seed_of_its_own(client, engine):
     assert answer.usage.completion_tokens == 3 * tokens
     one = client.chat.completions.create(**ask)
     assert answer.usage.prompt_tokens == one.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
     seeds = [request.params.seed for request in engine.seen]
     assert len(set(seeds[:3])) == 3
     assert seeds[0] == seeds[3] == 5
