@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the table in kerf_runtime.metrics: name, type, labels, meaning, buckets.
+"""Writes docs/metrics.md from the table in kerf_runtime.metric_table: name, type, labels, meaning, buckets.
 
 ``python hack/metrics_docs.py`` writes the file, ``--check`` fails if it is out of date.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kerf_runtime.metrics import METRICS, MetricSpec
+from kerf_runtime.metric_table import METRICS, MetricSpec
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
 _INTRODUCTION = """# Metrics of the runtime
 
-<!-- Written by hack/metrics_docs.py from kerf_runtime.metrics; do not edit. -->
+<!-- Written by hack/metrics_docs.py from kerf_runtime.metric_table; do not edit. -->
 
 `GET /metrics` of a serving pod, as Prometheus text or OpenMetrics. Units are seconds, bytes and ratios. Labels are
 bounded: `model_name` is the served name, `mode` is FULL, PIECEWISE or NONE, `size` the captured size, or 0 for steps

@@ -21,7 +21,7 @@ from tests.server.fakes import eventually
 from tests.server.test_metrics import scrape, value
 from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint, write_tiny_document
 
-from kerf_runtime.metrics import METRICS
+from kerf_runtime.metric_table import METRICS
 
 KERF = (sys.executable, "-m", "kerf_runtime.cli")
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0}

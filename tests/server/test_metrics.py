@@ -14,7 +14,7 @@ from tests.server.fakes import COUNTERS, FakeClient, eventually, running_server
 
 from hack import metrics_docs
 from kerf_runtime.engine.messages import Failed
-from kerf_runtime.metrics import METRICS
+from kerf_runtime.metric_table import METRICS
 from kerf_runtime.stats import EngineStats, Histogram
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kerf_runtime.cudagraph.descriptor import DispatchDecision
     from kerf_runtime.engine.runner import Sampling
     from kerf_runtime.engine.scheduler import Batch
-    from kerf_runtime.engine.startup import StartedEngine
+    from kerf_runtime.engine.started import StartedEngine
 
 __all__ = ["EngineCore"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerf_runtime.cache import CacheSession
 from kerf_runtime.config import EffectiveConfig
+from kerf_runtime.engine.started import StartedEngine
 from kerf_runtime.reasons import ReasonedChange
-
-if TYPE_CHECKING:
-    from kerf_runtime.engine.startup import StartedEngine
 
 __all__ = ["describe", "log_changes", "log_graphs", "resolution"]
 

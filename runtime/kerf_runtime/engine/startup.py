@@ -37,6 +37,7 @@ from kerf_runtime.engine.phases import PhaseClock, Progress
 from kerf_runtime.engine.report import log_changes, log_graphs, resolution
 from kerf_runtime.engine.runner import ModelRunner
 from kerf_runtime.engine.scheduler import Scheduler, SchedulerLimits
+from kerf_runtime.engine.started import StartedEngine
 from kerf_runtime.errors import CacheError
 from kerf_runtime.models import LoadedModel, load_model, model_config_digest, read_model_config
 from kerf_runtime.models.config import ModelConfig
@@ -47,7 +48,6 @@ from kerf_runtime.reasons import CacheReason, DispatchReason
 
 __all__ = [
     "CompiledModel",
-    "StartedEngine",
     "after_capture",
     "compile_only",
     "start_engine",
@@ -57,19 +57,6 @@ logger = logging.getLogger(__name__)
 
 _WARMUP_TOKENS = 64
 """Enough for every kernel and thread pool to have been used once."""
-
-
-@dataclass(frozen=True)
-class StartedEngine:
-    """The parts of a running engine."""
-
-    config: ModelConfig
-    effective: EffectiveConfig
-    prepared: PreparedModel
-    cache: CacheSession
-    scheduler: Scheduler
-    runner: ModelRunner
-    graphs: GraphRunner
 
 
 @dataclass(frozen=True)
