@@ -7,6 +7,8 @@ import math
 
 import openai
 import pytest
+from tests.server.fakes import eventually
+from tests.server.test_metrics import scrape, value
 from tests.server.tiny import VOCAB
 
 ASK = {"model": "tiny", "prompt": "abc", "max_tokens": 16}
@@ -111,3 +113,45 @@ def test_a_stream_of_three_joins_to_the_answers(client):
         tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
     assert joined == texts(whole)
     assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_of_several_tokens_ends_the_answer_and_frees_its_blocks(
+    client, uncompiled_server, stream
+):
+    letters = {str(token): 100 for token in range(60, 90)}
+    ask = {
+        **ASK,
+        "max_tokens": 60,
+        "seed": 4,
+        "logit_bias": letters,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = texts(client.completions.create(**ask))[0]
+    assert len(whole) == 60
+    stop = whole[20:24]
+    made = client.completions.create(**ask, stop=[stop], stream=stream)
+    choices = [chunk.choices[0] for chunk in made] if stream else made.choices
+    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+    http = uncompiled_server.http
+    eventually(lambda: value(scrape(http), "kerf_requests_running", model_name="tiny") == 0)
+    assert value(scrape(http), "kerf_kv_cache_usage_ratio", model_name="tiny") == 0
+
+
+def test_a_chat_streams_what_it_answers_with_its_usage_in_the_end(client):
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße 🌍"}], "seed": 5}
+    limit = {"max_completion_tokens": 12, "n": 2}
+    plain = client.chat.completions.create(**ask, **limit)
+    joined = ["", ""]
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.chat.completions.create(**ask, **limit, **usage)
+    for chunk in chunks:
+        joined[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert joined == [choice.message.content for choice in plain.choices]
+    assert last.usage.completion_tokens == plain.usage.completion_tokens
+    assert (
+        last.usage.prompt_tokens
+        == plain.usage.prompt_tokens
+        == len("user: Grüße 🌍\nassistant:".encode())
+    )
