@@ -41,6 +41,7 @@ class Admitted:
         id: of the whole request.
         requests: of the engine.
         stops: strings that end each answer.
+        choices: answers to each prompt.
         prompt_tokens: tokens of all prompts; several answers to one prompt count it once.
         echoes: what each answer begins with.
     """
@@ -48,6 +49,7 @@ class Admitted:
     id: str
     requests: tuple[AddRequest, ...]
     stops: tuple[str, ...]
+    choices: int
     prompt_tokens: int
     echoes: tuple[str, ...]
 
@@ -226,6 +228,7 @@ def _admitted(
                 request_id=f"{name}-{index * choices + choice}",
                 prompt_token_ids=tokens,
                 params=body.sampling(max_tokens=max_tokens, choice=choice),
+                priority=body.priority or 0,
             )
             for choice in range(choices)
         )
@@ -233,6 +236,7 @@ def _admitted(
         id=name,
         requests=tuple(requests),
         stops=tuple(stops),
+        choices=choices,
         prompt_tokens=sum(map(len, prompts)),
         echoes=tuple(text for text in echoes or [""] * len(prompts) for _ in range(choices)),
     )

@@ -44,7 +44,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         {
             **_head(admitted, body.model, "chat.completion"),
             "choices": [_choice(index, answer, texts) for index, answer in enumerate(answers)],
-            "usage": usage(admitted, sum(answer.tokens for answer in answers)),
+            "usage": usage(admitted, answers),
         }
     )
 
@@ -59,19 +59,19 @@ async def _events(
     if body.wants_stream_usage:
         head["usage"] = None
     texts = context.token_texts if body.logprobs else None
-    counts = [0] * len(admitted.requests)
+    told = [Piece("", 0)] * len(admitted.requests)
     async with aclosing(merge(running)) as pieces:
         async for index, piece in pieces:
-            if counts[index] == 0:
+            if told[index].tokens == 0:
                 yield _chunk(head, index, {"role": "assistant", "content": ""})
-            counts[index] = piece.tokens
+            told[index] = piece
             if piece.text or piece.entries:
                 logprobs = chat_logprobs(piece.entries, texts) if texts and piece.entries else None
                 yield _chunk(head, index, {"content": piece.text}, logprobs=logprobs)
             if piece.finish_reason is not None:
                 yield _chunk(head, index, {}, finish_reason=piece.finish_reason)
     if body.wants_stream_usage:
-        yield event({**head, "choices": [], "usage": usage(admitted, sum(counts))})
+        yield event({**head, "choices": [], "usage": usage(admitted, told)})
     yield DONE
 
 

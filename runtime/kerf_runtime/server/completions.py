@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any
 
@@ -46,18 +46,31 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             "choices": [
                 wire.choice(index, answer, first=True) for index, answer in enumerate(answers)
             ],
-            "usage": usage(admitted, sum(answer.tokens for answer in answers)),
+            "usage": usage(admitted, answers),
         }
     )
 
 
-def usage(admitted: Admitted, completion_tokens: int) -> dict[str, int]:
-    """Token counts of a request: every generated token counts, the one that ended it too."""
+def usage(admitted: Admitted, answers: Sequence[Answer | Piece]) -> dict[str, Any]:
+    """Token counts of a request: every generated token counts, the one that ended it too.
+
+    Cached are those tokens of a prompt that none of its answers had to compute.
+
+    Args:
+        admitted: the request.
+        answers: all of them, or the last piece of each.
+    """
     prompt_tokens = admitted.prompt_tokens
+    completion_tokens = sum(answer.tokens for answer in answers)
+    cached = [answer.cached_tokens for answer in answers]
+    groups = range(0, len(cached), admitted.choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(min(cached[at : at + admitted.choices]) for at in groups)
+        },
     }
 
 
@@ -82,14 +95,14 @@ async def _events(
     if body.wants_stream_usage:
         head["usage"] = None
     wire = _Wire(context, admitted, body)
-    counts = [0] * len(admitted.requests)
+    told = [Piece("", 0)] * len(admitted.requests)
     async with aclosing(merge(running)) as pieces:
         async for index, piece in pieces:
-            first = counts[index] == 0
-            counts[index] = piece.tokens
+            first = told[index].tokens == 0
+            told[index] = piece
             yield event({**head, "choices": [wire.choice(index, piece, first=first)]})
     if body.wants_stream_usage:
-        yield event({**head, "choices": [], "usage": usage(admitted, sum(counts))})
+        yield event({**head, "choices": [], "usage": usage(admitted, told)})
     yield DONE
 
 

@@ -34,12 +34,19 @@ class ErrorAnswer(_Exactly):
     error: Error
 
 
-class Usage(BaseModel):
+class PromptTokensDetails(_Exactly):
+    """Where the tokens of prompts came from."""
+
+    cached_tokens: int = Field(description="Tokens that were in the KV cache already.")
+
+
+class Usage(_Exactly):
     """Tokens of all prompts and answers of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 FinishReason = Literal["stop", "length"]

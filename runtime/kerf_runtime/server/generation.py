@@ -24,7 +24,8 @@ class Piece:
     """Some text of an answer.  ``tokens`` is the number generated so far; the last has a reason.
 
     ``entries`` are the tokens whose text it starts or continues, if log probabilities were asked for.
-    ``prompt`` are those of the prompt, in the first piece, if they were asked for too.
+    ``prompt`` are those of the prompt, in the first piece, if they were asked for too.  ``cached_tokens`` of
+    the prompt were in the KV cache.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Piece:
     finish_reason: str | None = None
     entries: tuple[TokenEntry, ...] = ()
     prompt: tuple[TokenEntry, ...] = ()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Answer:
     finish_reason: str
     entries: tuple[TokenEntry, ...] = ()
     prompt: tuple[TokenEntry, ...] = ()
+    cached_tokens: int = 0
 
 
 async def generate(
@@ -107,13 +110,14 @@ async def collect(pieces: AsyncIterator[Piece]) -> Answer:
     texts: list[str] = []
     entries: list[TokenEntry] = []
     prompt: list[TokenEntry] = []
-    tokens, reason = 0, "stop"
+    tokens, cached, reason = 0, 0, "stop"
     async for piece in pieces:
         texts.append(piece.text)
         entries.extend(piece.entries)
         prompt.extend(piece.prompt)
-        tokens, reason = piece.tokens, piece.finish_reason or reason
-    return Answer("".join(texts), tokens, reason, tuple(entries), tuple(prompt))
+        tokens, cached = piece.tokens, piece.cached_tokens
+        reason = piece.finish_reason or reason
+    return Answer("".join(texts), tokens, reason, tuple(entries), tuple(prompt), cached)
 
 
 async def _within(
@@ -151,12 +155,14 @@ class _Text:
         self._decoded = 0
         self._shown = 0
         self._held: list[TokenEntry] = []
+        self._cached_tokens = 0
         self.tokens = 0
 
     def push(self, output: TokenOutput) -> Piece:
         """What these tokens add; with the engine's reason, or ``stop`` if a stop string was found."""
         text = ""
         reason = output.finish_reason
+        self._cached_tokens += output.cached_tokens
         for index, token in enumerate(output.token_ids):
             self.tokens += 1
             if output.logprobs is not None:
@@ -172,7 +178,8 @@ class _Text:
             text += self._matcher.flush()
         self._shown += len(text)
         prompt = () if output.prompt_logprobs is None else self._of_prompt(output.prompt_logprobs)
-        return Piece(text, self.tokens, reason, self._take(reason), prompt)
+        entries = self._take(reason)
+        return Piece(text, self.tokens, reason, entries, prompt, self._cached_tokens)
 
     def _of_prompt(self, found: list[TokenLogprobs | None]) -> tuple[TokenEntry, ...]:
         """The entries of the prompt, whose text is in front of the answer's."""

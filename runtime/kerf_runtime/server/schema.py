@@ -3,8 +3,8 @@
 A field that would change the answer and is not supported is refused, never ignored; the same field
 with its neutral value (``tools: []``, ``echo: false`` in a chat) passes.  ``UNSUPPORTED`` lists those values, and
 ``HINTS`` the fields that never change an answer.  Names and defaults are those of OpenAI's API, plus
-``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``ignore_eos`` and ``stop_token_ids``,
-which the field's servers share.
+``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``ignore_eos``, ``stop_token_ids`` and
+``priority``, which the field's servers share.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kerf_runtime.engine.fair_queue import MAX_PRIORITY
 from kerf_runtime.engine.messages import SamplingParams
 from kerf_runtime.engine.seeds import seed_of_choice
 from kerf_runtime.errors import RequestError
@@ -139,6 +140,9 @@ class SamplingFields(BaseModel, ABC):
     )
     stop_token_ids: Annotated[TokenIds, Field(max_length=64)] | None = Field(
         None, description="Tokens that end the answer."
+    )
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = Field(
+        None, description="A lower number is served sooner, as if it had waited longer. Default 0."
     )
     ignore_eos: bool | None = Field(
         None, description="Go on after the model's end token (benchmarks). Default false."
