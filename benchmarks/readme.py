@@ -20,7 +20,7 @@ _INTRODUCTION = """# Benchmarks
 
 <!-- Written by benchmarks/readme.py from benchmarks/results; do not edit. -->
 
-`make bench` runs the programs (`kerf bench latency`, `kerf bench startup`) with the demo's model and records
+`make bench` runs the programs (`kerf bench latency`, `startup`, `throughput`) with the demo's model and records
 machine, versions, command, median and spread in `results/*.json`. Every cell is `median (min to max)`.
 Configurations of one record ran side by side in the same minutes, so their *ratios* mean something on a shared
 machine; the absolute times belong to that machine. Benchmarks are never tests. What was tried and did not help

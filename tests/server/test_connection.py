@@ -124,3 +124,9 @@ def test_a_client_that_does_not_read_its_answer_is_gone_after_a_while(serve):
         eventually(lambda: len(client.seen) == 50)
         eventually(lambda: http.state.outstanding == 0)
     assert len(client.aborted) == 50
+
+
+def test_a_system_that_cannot_watch_peers_serves_all_the_same_and_says_so(caplog):
+    with socket.socket(socket.AF_UNIX) as listener:  # knows nothing of TCP
+        connection.watch_peers(listener)
+    assert "cannot watch the peers" in caplog.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 import socket
 
@@ -20,6 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kerf_runtime.server.responses import error_body
 
 __all__ = ["Connection", "http_config", "raise_file_limit", "watch_peers"]
+
+logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
@@ -130,10 +133,17 @@ def watch_peers(listener: socket.socket, *, unread_seconds: float = 60.0) -> Non
         listener: before or after ``listen``.
         unread_seconds: how long sent bytes may remain unread.
     """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        tcp = socket.IPPROTO_TCP
-        listener.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_SECONDS)
-        listener.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_SECONDS)
-        listener.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEP_ALIVE_PROBES)
-        listener.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(unread_seconds * 1000))
+    tcp = socket.IPPROTO_TCP
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            listener.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_SECONDS)
+            listener.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_SECONDS)
+            listener.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEP_ALIVE_PROBES)
+            listener.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(unread_seconds * 1000))
+    except OSError as error:
+        logger.warning(
+            "this system cannot watch the peers of connections (%s): requests of clients that vanish without a "
+            "word run to their end",
+            error.strerror,
+        )
