@@ -23,6 +23,7 @@ def core_with(path: Path, **compilation: Any) -> EngineCore:
         "level": 0,
         "cudagraphMode": "FULL_DECODE_ONLY",
         "captureSizes": SIZES,
+        "captureDelayMilliseconds": 60_000,  # however busy the machine is
         **compilation,
     }
     return started(replace(engine_args(path), document=document(compilation=wanted)))

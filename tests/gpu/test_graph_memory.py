@@ -75,6 +75,7 @@ def test_the_estimate_is_within_a_tenth_of_what_is_measured(model: Path, mode: s
     assert graphs["captured"] == len(SIZES) * (2 if mode == "FULL" else 1)
     assert graphs["memory_bytes"] > 20 * 2**20
     assert abs(graphs["estimate_error"]) <= 0.1, graphs["estimated_bytes"]
+    assert graphs["peak_bytes"] >= graphs["memory_bytes"]
 
 
 def test_a_budget_is_kept_and_every_token_is_the_same(model: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_progressive_capture_changes_no_token_and_ends_with_every_graph(
     model: Path,
 ) -> None:
     expected = generate(start(model), PROMPTS)
-    core = start(model, captureMode="progressive", captureDelayMilliseconds=500)
+    core = start(model, captureMode="progressive", captureDelayMilliseconds=60_000)
     pending = core.engine.graphs.pending
     assert pending == len(SIZES) - 7
     found: dict[str, list[int]] = {}
@@ -114,7 +115,7 @@ def test_a_progressive_capture_changes_no_token_and_ends_with_every_graph(
         core.capture_next()
     graphs = core.report()["graphs"]
     assert graphs["captured"] == len(SIZES)
-    assert 0 < graphs["longest_delay_seconds"] < 0.5
+    assert graphs["longest_delay_seconds"] > 0
     assert generate(core, PROMPTS) == expected
 
 

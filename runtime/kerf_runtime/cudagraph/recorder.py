@@ -45,10 +45,12 @@ class Recorded:
     Attributes:
         bytes: of the device, or of the graph's own buffers where the platform cannot tell.
         pool: bytes of it that PyTorch's allocator took for recordings; 0 where the platform cannot tell.
+        free: bytes of the device that were free afterwards; None where the platform cannot tell.
     """
 
     bytes: int
     pool: int
+    free: int | None
 
 
 class GraphRecorder:
@@ -201,7 +203,7 @@ def _facts(descriptor: BatchDescriptor) -> set[tuple[str, int]]:
 def _taken(before: DeviceMemory | None, after: DeviceMemory | None, held: int) -> Recorded:
     """What a recording took from the device: its buffers and what the driver keeps."""
     if before is None or after is None:
-        return Recorded(held, 0)
+        return Recorded(held, 0, None)
     # What ran between the pieces may have allocated too; that memory is not the graphs'.
     elsewhere = after.reserved - before.reserved - held
-    return Recorded(max(0, before.free - after.free - elsewhere), held)
+    return Recorded(max(0, before.free - after.free - elsewhere), held, after.free)

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
+from kerf_runtime.cudagraph.addresses import NamedTensors, WeightAddresses, named_tensors
 from kerf_runtime.cudagraph.budget import DroppedGraph, budget_changes, fit_budget
 from kerf_runtime.cudagraph.descriptor import DispatchDecision, GraphKey, graph_name
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
 from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, trial_keys
 from kerf_runtime.cudagraph.progressive import UnitSeconds, first_graphs, next_graph
 from kerf_runtime.cudagraph.recorder import Capturable, DummyBatch, GraphRecorder, Recorded
-from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
-from kerf_runtime.platforms.interface import Platform
+from kerf_runtime.platforms.interface import DeviceMemory, Platform
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
 __all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
 
 logger = logging.getLogger(__name__)
-
-NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Gives the model's parameters and buffers as they are now."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being captured and the fraction done."""
@@ -62,8 +59,7 @@ class GraphRunner:
         debug: bool = False,
     ) -> None:
         self._platform = platform
-        self._weights = weights
-        self._weight_addresses: dict[str, int] = {}
+        self._weights = WeightAddresses(weights)
         self._effective = effective
         self._num_warmups = num_warmups
         self._plan = capture_plan(effective.mode, effective.capture_sizes, max_num_seqs)
@@ -79,6 +75,8 @@ class GraphRunner:
         self._capture_seconds = 0.0
         self._estimate: MemoryEstimate | None = None
         self._left_by_trials = 0
+        self._free_before: int | None = None
+        self._peak = 0
         self._bytes: dict[GraphKey, int] = {}
         """Of every captured graph."""
         self._shared_bytes = 0
@@ -139,7 +137,7 @@ class GraphRunner:
         self._refuse_writes(dummy_batch)
         trials: list[Trial] = []
         with self._recorder.many():
-            before = self._platform.memory()
+            before = self._begin_pass()
             for index, key in enumerate(keys):
                 progress(f"trial of {graph_name(key)}", index / len(keys))
                 took = self._capture(key, dummy_batch, trial=True)
@@ -165,7 +163,7 @@ class GraphRunner:
         """
         started = time.perf_counter()
         self._refuse_writes(dummy_batch)
-        self._weight_addresses = {name: t.data_ptr() for name, t in self._weights()}
+        self._weights.remember()
         first = self._plan
         if self._effective.capture_mode is CaptureMode.PROGRESSIVE:
             first = first_graphs(self._plan)
@@ -192,7 +190,9 @@ class GraphRunner:
             self._platform.synchronize(self._recorder.warm_up(descriptor, inputs, times=1))
         else:
             with self._platform.capture_pass(tidy=False):
-                self._bytes[key] = self._recorder.record(key, inputs).bytes
+                recorded = self._recorder.record(key, inputs)
+            self._bytes[key] = recorded.bytes
+            self._note_peak(recorded)
             self._pending.remove(key)
             self._finish_if_complete()
             self._dispatcher.use(self._bytes)
@@ -219,6 +219,7 @@ class GraphRunner:
         if not keys:
             return
         with self._recorder.many():
+            self._begin_pass()
             for index, key in enumerate(keys):
                 progress(graph_name(key), index / len(keys))
                 self._bytes[key] = self._capture(key, dummy_batch).bytes
@@ -231,8 +232,20 @@ class GraphRunner:
         if self._num_warmups and self._recorder.needs_warmup(descriptor):
             self._recorder.warm_up(descriptor, inputs, self._num_warmups)
         recorded = self._recorder.record(key, inputs, trial=trial)
+        self._note_peak(recorded)
         self._unit_seconds.add(mode, time.perf_counter() - started)
         return recorded
+
+    def _begin_pass(self) -> DeviceMemory | None:
+        """Memory now; the peak is counted from what was free before the trials."""
+        memory = self._platform.memory()
+        self._free_before = None if memory is None else memory.free + self._left_by_trials
+        return memory
+
+    def _note_peak(self, recorded: Recorded) -> None:
+        """What recording and warming up have in use at the worst moment."""
+        if self._free_before is not None and recorded.free is not None:
+            self._peak = max(self._peak, self._free_before - recorded.free)
 
     def _too_slow_between_steps(self) -> list[GraphKey]:
         """The pending graphs whose capture would delay a step by more than it may; none is pending after."""
@@ -298,7 +311,7 @@ class GraphRunner:
     def _refuse_writes(self, dummy_batch: DummyBatch) -> None:
         """Once, before anything is recorded: a forward that writes to its weights is an error."""
         if self._plan and not self._writes_watched:
-            self._recorder.watch_writes(self._weights(), dummy_batch(self._plan[-1][1]))
+            self._recorder.watch_writes(self._weights.tensors(), dummy_batch(self._plan[-1][1]))
             self._writes_watched = True
 
     def check_weights(self) -> None:
@@ -307,15 +320,7 @@ class GraphRunner:
         Raises:
             CaptureError: a recorded graph would read memory that is no longer the weight's.
         """
-        now = {name: t.data_ptr() for name, t in self._weights()}
-        before = self._weight_addresses
-        moved = sorted(name for name in before if now.get(name) != before[name])
-        if moved:
-            more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
-            raise CaptureError(
-                f"weights moved since the graphs were captured: {', '.join(moved[:3])}{more}",
-                hint="Copy new values into the tensors that exist, or capture again",
-            )
+        self._weights.check()
 
     def dispatch(self, num_tokens: int, uniform_decode: bool) -> DispatchDecision:
         """How to run the next batch; counts the decision."""
@@ -366,6 +371,7 @@ class GraphRunner:
             "captured": len(descriptors),
             "memory_bytes": memory,
             "shared_bytes": self._shared_bytes,
+            "peak_bytes": max(memory, self._peak),
             **self._estimate_report(memory),
             "memory_budget_bytes": self._effective.graph_memory_budget,
             "dropped": [graph.to_json() for graph in self._dropped],
@@ -383,9 +389,3 @@ class GraphRunner:
         estimated = self._estimate.without(missing).total()
         error = (estimated - memory) / memory if memory else 0.0
         return {"estimated_bytes": estimated, "estimate_error": error}
-
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer with its name."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
