@@ -71,6 +71,13 @@ def test_tokens_are_counted_once_although_requests_were_preempted(samples):
     assert get(samples, "kerf_generation_tokens_total", **MODEL) == 6 * 100
 
 
+def test_requests_find_again_what_they_lost(core, samples):
+    again = get(samples, "kerf_prefix_cache_queries_total", **MODEL) - 6 * 20
+    assert again >= 20
+    assert 0 < get(samples, "kerf_prefix_cache_hits_total", **MODEL) < again
+    assert 0 < get(samples, "kerf_kv_cache_cached_ratio", **MODEL) <= 1
+
+
 def test_the_cache_fills_and_empties(core, samples):
     assert 0.9 < get(samples, "kerf_kv_cache_usage_ratio", **MODEL) <= 1
     assert core.stats()["kv_blocks_used"] == 0

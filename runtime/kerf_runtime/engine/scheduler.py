@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from kerf_runtime.engine.blocks import BlockPool
 from kerf_runtime.engine.fair_queue import FairQueue, place_of
 from kerf_runtime.engine.messages import SamplingParams, TokenOutput
@@ -58,8 +60,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """The part of a request that runs in one step: tokens ``start`` to ``start + count``.
 
     The last of them may be pending: what the step before yields.  ``samples`` is True if there is no
@@ -199,10 +200,10 @@ class Scheduler:
             self.prefixes.publish(request)
         self._filling = []
         preemptions_before = self.preemptions
-        items = self._schedule_decodes()
+        items, prompts = self._schedule_decodes()
         budget = self.limits.max_num_batched_tokens - len(items)
-        for request in self._running:
-            if budget and request.remaining > 1:
+        for request in prompts:
+            if budget and request.state is RequestState.RUNNING:
                 budget -= self._take(items, request, budget)
         first_time: list[Request] = []
         # Nobody is admitted in a step that took blocks away: the next step would do it again.
@@ -217,23 +218,25 @@ class Scheduler:
             first_time=tuple(first_time),
         )
 
-    def _schedule_decodes(self) -> list[Scheduled]:
+    def _schedule_decodes(self) -> tuple[list[Scheduled], list[Request]]:
+        """One token each of those that decode; and those whose prompts are partly computed, in order."""
         items: list[Scheduled] = []
+        prompts: list[Request] = []
         longest = self.limits.max_model_len
         for request in tuple(self._running):
             # An earlier request may have preempted this one a moment ago.
-            if (
-                request.state is RequestState.RUNNING
-                and request.remaining == 1
-                and not request.is_ending(longest)
-                and self._grow(request)
-            ):
+            if request.state is not RequestState.RUNNING:
+                continue
+            remaining = request.remaining
+            if remaining > 1:
+                prompts.append(request)
+            elif remaining == 1 and not request.is_ending(longest) and self._grow(request):
                 self._take(items, request, 1)
-        return items
+        return items, prompts
 
     def _grow(self, request: Request) -> bool:
         """Make sure there is a block for the next token; False if the request lost its own instead."""
-        if self.pool.blocks_for(request.computed + 1) <= len(request.blocks):
+        if request.computed < len(request.blocks) * self.limits.block_size:
             return True
         while not self.pool.free:
             victim = self._running.last
@@ -286,14 +289,14 @@ class Scheduler:
         self._running.add(request)
 
     def _take(self, items: list[Scheduled], request: Request, budget: int) -> int:
-        start, count = request.computed, min(request.remaining, budget)
-        samples = count == request.remaining
-        items.append(Scheduled(request, start, count, samples))
+        start, remaining, size = request.computed, request.remaining, self.limits.block_size
+        count = min(remaining, budget)
+        items.append(Scheduled(request, start, count, count == remaining))
         request.computed = start + count
-        request.pending += samples
-        full = start // self.pool.block_size
-        if full != request.computed // self.pool.block_size:
-            self._filling.append((request, full))
+        if count == remaining:
+            request.pending += 1
+        if start // size != request.computed // size:
+            self._filling.append((request, start // size))
         return count
 
     def complete(self, batch: Batch, sampled: Sequence[int]) -> list[TokenOutput]:
