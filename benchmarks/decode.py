@@ -145,10 +145,12 @@ def record(model: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         core = start(model, Path(folder))
         report = core.report()
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        common = header("benchmarks.decode")
         return {
-            **header("benchmarks.decode"),
+            **common,
+            "machine": {**common["machine"], "gpu": gpu},
             "command": ["python", "-m", "benchmarks.decode", "--model", model],
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "model": f"{model}'s shape, random weights, level 3, {report['effective']['mode']}; "
             f"prompts of {PROMPT} and answers of {ANSWER} tokens, greedy",
             "startupSeconds": report["startup"],
@@ -158,7 +160,7 @@ def record(model: str) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The record as Markdown."""
-    yield f"{result['model']}."
+    yield f"On {result['machine']['gpu']}: {result['model']}."
     yield ""
     yield "| batch | overlapping, ms | GPU idle | waiting, ms | GPU idle |"
     yield "|---|---|---|---|---|"
