@@ -142,6 +142,8 @@ def test_without_a_url_a_server_of_the_document_is_started(kerf, started, tiny, 
     assert done.code == 0, done.err
     assert done.json["results"]["outputTokens"] == 40
     assert started == [tmp_path / "cache"]
+    phases = [json.loads(line).get("phase") for line in done.out.splitlines()]
+    assert [name for name in dict.fromkeys(phases) if name] == ["start", "warm-up", "requests"]
 
 
 def test_captures_are_read_from_the_report_of_fresh_servers_with_a_filled_cache(

@@ -54,4 +54,4 @@ def test_a_large_body_is_refused_soon_and_stops_nothing_else(plain_server, body)
         thread.join(60)
     assert response.status_code == 400
     # Millions of errors took a minute and a half; a second is what reading so much JSON takes.
-    assert max(waits) < 10
+    assert max(waits) < 30

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from kerf_runtime.cli.options import (
 )
 from kerf_runtime.cli.output import echo_json
 from kerf_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kerf_runtime.cli.progress import PhaseProgress
 
 __all__ = ["bench"]
 
@@ -293,8 +296,8 @@ def throughput(
         seed=seed,
     )
     with (
-        _server(base_url, file, overrides, model_path, cache_dir, as_json=as_json) as url,
         open_progress(as_json=as_json) as progress,
+        _server(base_url, file, overrides, model_path, cache_dir, progress, as_json) as url,
     ):
         target = Target(
             base_url=url,
@@ -315,7 +318,7 @@ def _server(
     overrides: tuple[str, ...],
     model_path: Path | None,
     cache_dir: Path | None,
-    *,
+    progress: PhaseProgress,
     as_json: bool,
 ) -> Iterator[str]:
     """The given server, or one of the document's that is started for the time."""
@@ -337,6 +340,7 @@ def _server(
     args = engine_args(document, model_path=model_path, cache_dir=None)
     with tempfile.TemporaryDirectory(prefix="kerf-bench-") as folder:
         written = write_document(document, Path(folder))
+        progress("start", "the server loads, and compiles what the cache does not have", None)
         with started_server(written, args.model_path, cache_dir or default_cache_dir()) as url:
             yield f"{url}/v1"
 
