@@ -14,7 +14,7 @@ recordings tell the line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
@@ -36,11 +36,25 @@ class Trial:
         key: of the graph.
         bytes: of the device, or of the graph's own buffers.
         pool: bytes of it that are the shared pool's; 0 where there is none.
+        graphs: recorded: one, or one per piece.
+        nodes: of all of them.
     """
 
     key: GraphKey
     bytes: int
     pool: int = 0
+    graphs: int = 1
+    nodes: int = 0
+
+    @property
+    def driver(self) -> int:
+        """Bytes outside the pool."""
+        return self.bytes - self.pool
+
+    @property
+    def plausible(self) -> int:
+        """Most bytes that a driver may have taken: twice what was ever measured, and two grains."""
+        return self.graphs * 256 * 2**10 + self.nodes * 8 * 2**10 + 2 * 2**21
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,12 @@ class MemoryEstimate:
     Attributes:
         shared: bytes that are spent once and not given back.
         graphs: bytes of each graph; a graph's share of the pool is what it needs beyond the next smaller one.
+        disturbed: whether somebody else took memory of the device during the trials.
     """
 
     shared: int = 0
     graphs: Mapping[GraphKey, int] = field(default_factory=dict)
+    disturbed: bool = False
 
     def total(self) -> int:
         """Bytes of everything."""
@@ -61,9 +77,8 @@ class MemoryEstimate:
 
     def without(self, keys: Sequence[GraphKey]) -> MemoryEstimate:
         """The same without some graphs."""
-        return MemoryEstimate(
-            self.shared, {key: size for key, size in self.graphs.items() if key not in keys}
-        )
+        left = {key: size for key, size in self.graphs.items() if key not in keys}
+        return replace(self, graphs=left)
 
     def scaled_to(self, total: int) -> MemoryEstimate:
         """The measured ``total`` split between the graphs in proportion to what they were expected to take."""
@@ -73,7 +88,7 @@ class MemoryEstimate:
             seen += size
             upto = left * seen // expected if expected else 0
             graphs[key], given = upto - given, upto
-        return MemoryEstimate(total - given, graphs)
+        return replace(self, shared=total - given, graphs=graphs)
 
 
 def trial_keys(plan: Sequence[GraphKey], *, pooled: bool) -> list[GraphKey]:
@@ -110,16 +125,18 @@ def estimate_memory(
         return MemoryEstimate(
             0, {key: _on_line(seen[kind], key) for kind, keys in groups.items() for key in keys}
         )
-    shared = 0
+    shared, disturbed = 0, False
     graphs: dict[GraphKey, int] = {}
     for kind, keys in groups.items():
-        first, *rest = (trial.bytes - trial.pool for trial in seen[kind])
-        each = round(sum(rest) / len(rest)) if rest else first
-        shared += max(0, first - each)
+        first, *rest = seen[kind]
+        disturbed |= any(trial.driver > trial.plausible for trial in rest)
+        sizes = [min(trial.driver, trial.plausible) for trial in rest]
+        each = round(sum(sizes) / len(sizes)) if sizes else first.driver
+        shared += max(0, first.driver - each)
         graphs.update(dict.fromkeys(keys, each))
     for key, share in _pool_shares(plan, sum(trial.pool for trial in trials)).items():
         graphs[key] += share
-    return MemoryEstimate(shared, graphs)
+    return MemoryEstimate(shared, graphs, disturbed)
 
 
 def _kind(key: GraphKey) -> Kind:

@@ -141,13 +141,21 @@ class GraphRunner:
             for index, key in enumerate(keys):
                 progress(f"trial of {graph_name(key)}", index / len(keys))
                 took = self._capture(key, dummy_batch, trial=True)
-                trials.append(Trial(key, took.bytes, took.pool))
+                entries = self._recorder.entries(key)
+                nodes = sum(entry.graph.nodes for entry in entries)
+                trials.append(Trial(key, took.bytes, took.pool, len(entries), nodes))
         self._recorder.forget(keys)
         self._platform.release_memory()
         after = self._platform.memory()
         if before is not None and after is not None:
             self._left_by_trials = max(0, before.free - after.free)
         estimate = estimate_memory(self._plan, trials, pooled=pooled)
+        if estimate.disturbed:
+            logger.warning(
+                "another process took memory of the device while that of graphs was estimated: "
+                "%d bytes may be wrong",
+                estimate.total(),
+            )
         self._drop_above_budget(estimate)
         self._estimate = estimate.without([graph.key for graph in self._dropped])
         return max(0, self._estimate.total() - self._left_by_trials)
