@@ -28,18 +28,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import httpx
+from benchmarks.soak_counters import difference, scrape, settled
 from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 
 from kerf_runtime.cli.bench_record import header
 from kerf_runtime.cli.bench_server import wait_ready
 
-__all__ = ["Books", "Soak", "compare", "run", "scrape", "table"]
+__all__ = ["Books", "Soak", "compare", "growths", "run", "table", "to_record"]
 
 MODEL = "tiny"
 GROWTH_LIMIT = 16 * 2**20
 """Bytes by which a process may grow after the first fifth of the requests: the allocators' own books."""
-_SETTLE_SECONDS = 30.0
 _SAMPLE_SECONDS = 0.5
 _ANSWER_SECONDS = 120.0
 
@@ -182,9 +181,9 @@ async def run(
         for _ in range(clients):
             group.create_task(client(random.Random(chance.random())))
     spent = time.monotonic() - began
-    after = await asyncio.to_thread(_settled, url)
+    after = await asyncio.to_thread(settled, url)
     watching.cancel()
-    return Soak(books, _difference(before, after), spent, memory)
+    return Soak(books, difference(before, after), spent, memory)
 
 
 def compare(soak: Soak) -> list[str]:
@@ -241,79 +240,6 @@ def growths(memory: dict[str, list[int]]) -> dict[str, int]:
             else 0
         )
     return found
-
-
-def scrape(url: str) -> dict[str, Any]:
-    """The server's counters, as ``compare`` needs them."""
-    text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
-    counted: dict[str, Any] = {
-        "http": Counter(),
-        "ended": Counter(),
-        "real": Counter(),
-        "padding": Counter(),
-        "dispatch": [],
-        "steps": 0.0,
-        "late": 0.0,
-        "alive": 0.0,
-        "used": 0.0,
-    }
-    for line in text.splitlines():
-        match = re.fullmatch(r"(kerf_\w+?)(?:\{(.*)\})? ([0-9.eE+-]+)", line)
-        if match is None:
-            continue
-        name, labels, value = (
-            match[1],
-            dict(re.findall(r'(\w+)="([^"]*)"', match[2] or "")),
-            match[3],
-        )
-        number = float(value)
-        if name == "kerf_http_requests_total":
-            counted["http"][int(labels["status"])] += number
-        elif name == "kerf_requests_finished_total":
-            counted["ended"][labels["reason"]] += number
-        elif name == "kerf_scheduled_tokens_total":
-            counted["real"][labels["mode"]] += number
-        elif name == "kerf_padding_tokens_total":
-            counted["padding"][labels["mode"]] += number
-        elif name == "kerf_dispatch_total":
-            counted["dispatch"].append((labels["mode"], int(labels["size"]), number))
-        elif name == "kerf_step_duration_seconds_count":
-            counted["steps"] += number
-        elif name in ("kerf_compilations_after_startup_total", "kerf_capture_after_startup_total"):
-            counted["late"] += number
-        elif name in ("kerf_requests_running", "kerf_requests_waiting"):
-            counted["alive"] += number
-        elif name == "kerf_kv_cache_usage_ratio":
-            counted["used"] = number
-    return counted
-
-
-def _settled(url: str) -> dict[str, Any]:
-    """The counters once nothing runs any more: the engine tells its numbers a few times a second."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while True:
-        counted = scrape(url)
-        time.sleep(0.6)
-        again = scrape(url)
-        if (counted == again and not again["alive"]) or time.monotonic() > deadline:
-            return again
-
-
-def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What was counted between; what is a state and no count stays as it is in the end."""
-    result = dict(after)
-    for name in ("http", "ended", "real", "padding"):
-        result[name] = Counter({k: n - before[name][k] for k, n in after[name].items()})
-    for name in ("steps", "late"):
-        result[name] = after[name] - before[name]
-    earlier: Counter[tuple[str, int]] = Counter()
-    for mode, size, n in before["dispatch"]:
-        earlier[mode, size] += n
-    later: Counter[tuple[str, int]] = Counter()
-    for mode, size, n in after["dispatch"]:
-        later[mode, size] += n
-    result["dispatch"] = [(*key, n - earlier[key]) for key, n in later.items()]
-    return result
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:

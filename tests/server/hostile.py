@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from tests.server.tiny import MAX_LENGTH
 
-from kerf_runtime.server.schema import UNSUPPORTED, ChatRequest, CompletionRequest
+from kerf_runtime.server.schema import ChatRequest, CompletionRequest
+from kerf_runtime.server.unsupported import UNSUPPORTED
 
 __all__ = ["RIGHT", "Case", "make_cases"]
 

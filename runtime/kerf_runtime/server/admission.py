@@ -18,10 +18,10 @@ from kerf_runtime.server.schema import (
     ChatRequest,
     CompletionRequest,
     SamplingFields,
-    check_extra_fields,
     check_text,
 )
 from kerf_runtime.server.state import ChatTokenizer, ServerState
+from kerf_runtime.server.unsupported import check_extra_fields
 
 __all__ = ["Admitted", "admit_chat", "admit_completion", "slot"]
 
