@@ -7,6 +7,7 @@ waiting on a GPU.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.engine.engines import engine_args, generate, run, started
 
 from kerf_runtime.engine.core import EngineCore
-from kerf_runtime.engine.messages import AddRequest, SamplingParams, TokenOutput
+from kerf_runtime.engine.messages import AddRequest, SamplingParams, TokenLogprobs, TokenOutput
 
 TIGHT = {"blockSize": 4, "kvCacheMemory": "100Ki"}
 """So few blocks that requests lose theirs."""
@@ -38,13 +39,15 @@ def requests(seed: int, count: int) -> list[AddRequest]:
     chance = random.Random(seed)
     made = []
     for index in range(count):
+        logprobs = chance.choice([None, None, 2])
         params = SamplingParams(
             max_tokens=chance.randint(1, 24),
             temperature=chance.choice([0.0, 0.0, 0.8]),
             top_k=chance.choice([0, 0, 5]),
             seed=index,
             presence_penalty=chance.choice([0.0, 0.0, 0.0, 0.7]),
-            logprobs=chance.choice([None, None, 2]),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs is not None and chance.random() < 0.5,
             min_tokens=chance.choice([0, 0, 3]),
             logit_bias=chance.choice([(), ((5, 3.0),)]),
             stop_token_ids=tuple(range(chance.choice([0, 60]))),
@@ -68,6 +71,11 @@ def play(core: EngineCore, wanted: list[AddRequest]) -> dict[str, list[TokenOutp
     return found
 
 
+def values(entries: Sequence[TokenLogprobs | None] | None) -> list[float]:
+    """Log probabilities; the first token of a prompt has none."""
+    return [entry.logprob for entry in entries or () if entry is not None]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_token_reason_and_log_probability_is_the_same(
     seed: int, engines: tuple[EngineCore, EngineCore]
@@ -81,9 +89,10 @@ def test_every_token_reason_and_log_probability_is_the_same(
         assert [o.token_ids for o in got] == [o.token_ids for o in outputs], name
         assert [o.finish_reason for o in got] == [o.finish_reason for o in outputs], name
         for mine, theirs in zip(got, outputs, strict=True):
-            assert (mine.logprobs is None) == (theirs.logprobs is None)
-            for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            for field in ("logprobs", "prompt_logprobs"):
+                told, reference = getattr(mine, field), getattr(theirs, field)
+                assert (told is None) == (reference is None)
+                assert values(told) == pytest.approx(values(reference), abs=1e-4)
     assert overlapping.stats()["overlapped_steps"] > before
     assert plain.stats()["overlapped_steps"] == 0
     for core in engines:
