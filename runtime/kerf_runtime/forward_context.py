@@ -51,6 +51,8 @@ class ForwardContext:
     attention: AttentionMetadata | None = None
     kv_caches: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Layer name -> (key cache, value cache), each [N, S, K, D]."""
+    windows: Mapping[str, int] = field(default_factory=dict)
+    """Layer name -> tokens, itself included, that a token attends to; all before it in other layers."""
 
 
 _current: ForwardContext | None = None

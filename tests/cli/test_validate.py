@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint
 
@@ -94,17 +92,3 @@ def test_a_length_above_the_models_limit_is_refused_with_both_numbers(kerf, docu
     )
     assert done.code == 2
     assert f"999 is above the model's own limit of {MAX_LENGTH}" in done.err
-
-
-def test_a_length_that_would_need_a_sliding_window_is_refused_with_what_to_set(
-    kerf, document, tmp_path
-):
-    model = write_tiny_checkpoint(tmp_path / "model")
-    path = model / "config.json"
-    facts = {"architectures": ["MistralForCausalLM"], "sliding_window": MAX_LENGTH - 1}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
-    arguments = ("validate", "-f", document, "--model-path", model)
-    done = kerf(*arguments)
-    assert done.code != 0
-    assert f"Set it to {MAX_LENGTH - 1} or less" in done.err
-    assert kerf(*arguments, "--set", f"engine.maxModelLen={MAX_LENGTH - 1}").code == 0

@@ -79,6 +79,14 @@ def test_float32_is_exact_to_float32(name: str, size: int) -> None:
     check(case, torch.float32)
 
 
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("window", [1, 16, 100, 640, 5000])
+def test_a_sliding_window_hides_all_but_the_last_tokens(name: str, window: int) -> None:
+    shape = {"heads": 8, "kv_heads": 2, "size": 128, "block_size": 16}
+    for dtype in (torch.bfloat16, torch.float32):
+        check(cuda_case(BATCHES[name], dtype, **shape, window=window), dtype)
+
+
 def test_thirty_two_thousand_tokens() -> None:
     for batch in ([(32767, 1), (31, 1), (20000, 1)], [(32000, 700), (3, 1)]):
         case = cuda_case(batch, torch.bfloat16, heads=8, kv_heads=2, size=128, block_size=16)

@@ -173,7 +173,8 @@ def our_logits(
             uniform_decode=False,
         )
         tokens, positions = torch.tensor(ids), torch.arange(count)
-    with set_forward_context(ForwardContext(attention=metadata, kv_caches=caches)):
+    context = ForwardContext(attention=metadata, kv_caches=caches, windows=loaded.windows)
+    with set_forward_context(context):
         hidden = (loaded.model if forward is None else forward)(tokens, positions)
     logits: Tensor = loaded.model.compute_logits(hidden)  # type: ignore[operator]
     return logits

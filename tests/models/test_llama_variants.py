@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from tests.engine.engines import engine_args, generate, greedy_reference, started
-from tests.models.checkpoints import TINY, make_random, our_logits, write_gguf, write_safetensors
+from tests.models.checkpoints import (
+    TINY,
+    make_random,
+    our_logits,
+    reference_logits,
+    write_gguf,
+    write_safetensors,
+)
 from tests.models.parity import IDS, assert_parity, expected_pieces, load, pieces
 from transformers import (
     MistralConfig,
@@ -114,7 +120,7 @@ def window_of(tmp_path: Path, make: Any, **changes: Any) -> int | None:
         (make_qwen2, {"use_sliding_window": True, "sliding_window": 40, "layer_types": None, "max_window_layers": 2}, 40),
         (make_qwen2, {"use_sliding_window": True, "sliding_window": 40, "layer_types": None, "max_window_layers": 3}, None),
         (make_qwen3, {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention"] * 3}, None),
-        (make_qwen3, {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}, 40),
+        (make_qwen3, {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, 40),
     ],
 )  # fmt: skip
 def test_the_sliding_window_is_read_as_its_class_means_it(
@@ -131,42 +137,74 @@ def test_a_mistral_without_the_key_has_the_window_of_its_class(tmp_path: Path) -
     assert read_model_config(folder).sliding_window == MistralConfig().sliding_window
 
 
-@pytest.mark.parametrize("longest", [None, 65, 256])
-def test_sequences_that_need_the_window_are_refused_before_weights_are_read(
-    tmp_path: Path, longest: int | None
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": None, "max_window_layers": 0}, {0: 40, 1: 40, 2: 40}),
+        ({"layer_types": None, "max_window_layers": 2}, {2: 40}),
+        (
+            {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            {0: 40, 2: 40},
+        ),
+    ],
+)
+def test_layers_slide_where_the_file_says_so_and_sequences_can_leave_the_window(
+    tmp_path: Path, changes: dict[str, Any], windows: dict[int, int]
 ) -> None:
-    folder = write_safetensors(tmp_path, make_mistral(sliding_window=64))
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"sliding window of 64 tokens.*Set it to 64 or less") as e:
-        load(folder, max_model_len=longest)
-    assert e.value.where == "engine.maxModelLen"
+    folder = write_safetensors(tmp_path, make_qwen2())
+    config = read_model_config(edit(folder, use_sliding_window=True, sliding_window=40, **changes))
+    assert config.windows(41) == windows
+    assert config.windows(None) == windows
+    assert config.windows(40) == {}
 
 
-def test_sequences_up_to_the_window_are_exactly_those_of_transformers(tmp_path: Path) -> None:
-    model = make_mistral(sliding_window=len(IDS))
-    assert_parity(write_safetensors(tmp_path, model), model, max_model_len=len(IDS))
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (["full_attention", "chunked_attention", "full_attention"], "chunked_attention"),
+        (["sliding_attention"], "1 kinds of layers for 3 layers"),
+    ],
+)
+def test_other_kinds_of_layers_are_refused(tmp_path: Path, kinds: list[str], message: str) -> None:
+    folder = write_safetensors(tmp_path, make_qwen2())
+    edit(folder, use_sliding_window=True, sliding_window=40, layer_types=kinds)
+    with pytest.raises(ModelError, match=message):
+        read_model_config(folder)
 
 
-def test_one_token_more_than_the_window_would_be_wrong(tmp_path: Path) -> None:
-    """The refusal is not too careful: transformers itself answers otherwise there."""
-    narrow = make_mistral(sliding_window=len(IDS) - 1)
-    path = write_safetensors(tmp_path, make_mistral())
-    ours = our_logits(load(path), IDS)
-    with torch.inference_mode():
-        theirs = narrow(torch.tensor([IDS])).logits[0]
-    assert (ours[:-1] - theirs[:-1]).abs().max() < 2e-4
-    assert (ours[-1] - theirs[-1]).abs().max() > 2e-4
+@pytest.mark.parametrize("window", [1, 16, 33])
+def test_mistral_beyond_its_window_answers_as_transformers_does(
+    tmp_path: Path, window: int
+) -> None:
+    model = make_mistral(sliding_window=window)
+    path = write_safetensors(tmp_path, model)
+    assert_parity(path, model)
+    wide = make_mistral()
+    assert (our_logits(load(path), IDS) - reference_logits(wide, IDS)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_qwen_slides_from_a_layer_on_as_in_transformers(tmp_path: Path, first: int) -> None:
+    kinds = ["full_attention"] * first + ["sliding_attention"] * (3 - first)
+    model = make_qwen2(
+        use_sliding_window=True, sliding_window=24, max_window_layers=first, layer_types=kinds
+    )
+    path = write_safetensors(tmp_path, model)
+    assert len(load(path).windows) == 3 - first
+    assert_parity(path, model)
 
 
 def test_a_window_wider_than_the_model_is_long_never_matters(tmp_path: Path) -> None:
     load(write_safetensors(tmp_path, make_mistral(sliding_window=4096)))
 
 
-def test_the_engine_starts_when_max_model_len_is_within_the_window(tmp_path: Path) -> None:
-    folder = write_safetensors(tmp_path, make_mistral(sliding_window=64))
-    with pytest.raises(ModelError, match="sliding window of 64"):
-        started(engine_args(folder, engine={"maxModelLen": 65}))
-    core = started(engine_args(folder, engine={"maxModelLen": 64}))
-    model = make_mistral(sliding_window=64)
-    prompts = [IDS[:20], IDS[20:50]]
-    assert generate(core, prompts) == greedy_reference(model, prompts, 16)
+@pytest.mark.parametrize("mode", ["NONE", "FULL"])
+def test_an_engine_with_a_window_answers_as_transformers_does(tmp_path: Path, mode: str) -> None:
+    model = make_mistral(sliding_window=24)
+    folder = write_safetensors(tmp_path, model)
+    limits = {"maxNumBatchedTokens": 20, "blockSize": 8}
+    core = started(engine_args(folder, mode=mode, engine=limits))
+    prompts = [IDS[:20], IDS[:60], IDS[20:50], [*IDS[:40], 9]]
+    for _ in range(2):
+        assert generate(core, prompts) == greedy_reference(model, prompts, 16)
+    assert core.stats()["prefix_cache_hits"] > 0

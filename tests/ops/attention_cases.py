@@ -26,6 +26,7 @@ class Case:
     metadata: AttentionMetadata
     kv_caches: dict[str, tuple[Tensor, Tensor]]
     expected: Tensor
+    window: int = 0
 
     def run(
         self,
@@ -39,9 +40,11 @@ class Case:
         output = torch.full(self.q.shape, float("nan"), device=self.q.device).to(dtype)
         if implementation is not None:
             caches = self.kv_caches[LAYER]
-            implementation(self.q, self.k, self.v, output, *caches, self.metadata, output_scale)
+            tensors = (self.q, self.k, self.v, output, *caches)
+            implementation(*tensors, self.metadata, output_scale, self.window)
             return output
-        context = ForwardContext(attention=self.metadata, kv_caches=self.kv_caches)
+        windows = {LAYER: self.window} if self.window else {}
+        context = ForwardContext(attention=self.metadata, kv_caches=self.kv_caches, windows=windows)
         with set_forward_context(context):
             torch.ops.kerf.attention(self.q, self.k, self.v, output, LAYER, output_scale)
         return output
@@ -60,11 +63,13 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     unused: float = 0.0,
+    window: int = 0,
 ) -> Case:
     """A batch of (cached tokens, new tokens) per sequence, with what attention should give.
 
     Everything is computed from values rounded to ``dtype``; ``expected`` is float32 of a float64 result.
     ``unused`` is what cache slots hold that belong to nobody; the new tokens' own slots as well.
+    ``window`` is the number of tokens that a token attends to, 0 for all before it.
     """
     random = torch.Generator(device=device).manual_seed(seed)
 
@@ -92,7 +97,7 @@ def make_case(
         )
         key_cache.view(-1, kv_heads, size)[place[:cached]] = k[:cached]
         value_cache.view(-1, kv_heads, size)[place[:cached]] = v[:cached]
-        expected.append(reference(q, k, v))
+        expected.append(reference(q, k, v, window))
         qs.append(q), ks.append(k[cached:]), vs.append(v[cached:])
         slots += place[cached:]
         query_start.append(query_start[-1] + new)
@@ -115,14 +120,18 @@ def make_case(
         max_query_len=max((new for _, new in sequences), default=1),
     )
     caches = {LAYER: (key_cache, value_cache)}
-    return Case(torch.cat(qs), torch.cat(ks), torch.cat(vs), metadata, caches, torch.cat(expected))
+    new = (torch.cat(qs), torch.cat(ks), torch.cat(vs))
+    return Case(*new, metadata, caches, torch.cat(expected), window)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
     """Causal attention of the last tokens of one sequence in float64, a few heads at a time."""
     group = q.shape[1] // k.shape[1]
     positions = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
-    hidden = torch.arange(len(k), device=q.device)[None, :] > positions
+    keys = torch.arange(len(k), device=q.device)[None, :]
+    hidden = keys > positions
+    if window:
+        hidden |= keys <= positions - window
     parts = []
     for head in range(k.shape[1]):
         wide_q = q[:, head * group : (head + 1) * group].double()

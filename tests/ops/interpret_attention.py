@@ -42,6 +42,22 @@ def cases() -> Iterator[tuple[str, Case, float]]:
             ),
             1e-5,
         )
+    windows = {"decode": (1, 50, 200), "mixed": (16, 50), "chunk": (50,), "short": (16,)}
+    for name, narrow in windows.items():
+        for window in narrow:
+            yield (
+                f"{name} with a window of {window}",
+                make_case(
+                    batches[name],
+                    heads=4,
+                    kv_heads=2,
+                    size=64,
+                    block_size=16,
+                    unused=float("nan"),
+                    window=window,
+                ),
+                1e-5,
+            )
     # No bfloat16: the interpreter computes with its bits.
     for name, batch in batches.items():
         half = make_case(

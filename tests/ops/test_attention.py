@@ -34,6 +34,7 @@ def test_matches_the_reference(sequences: list[tuple[int, int]]) -> None:
     kv_heads=st.integers(1, 3),
     block_size=st.sampled_from([1, 3, 16]),
     padding=st.integers(0, 3),
+    window=st.sampled_from([0, 0, 1, 2, 7, 30]),
     seed=st.integers(0, 999),
 )
 def test_matches_the_reference_for_any_batch(
@@ -42,6 +43,7 @@ def test_matches_the_reference_for_any_batch(
     kv_heads: int,
     block_size: int,
     padding: int,
+    window: int,
     seed: int,
 ) -> None:
     case = make_case(
@@ -51,6 +53,7 @@ def test_matches_the_reference_for_any_batch(
         block_size=block_size,
         padding_tokens=padding,
         padding_sequences=padding,
+        window=window,
         seed=seed,
     )
     torch.testing.assert_close(case.run(), case.expected, atol=4e-6, rtol=4e-5)

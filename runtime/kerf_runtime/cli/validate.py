@@ -113,5 +113,4 @@ def _effective(document: ModelDeploymentDocument, model_path: Path) -> dict[str,
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
     )
-    config.check_length(effective.max_model_len)
     return effective.to_json()

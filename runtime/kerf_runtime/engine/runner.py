@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -113,6 +114,7 @@ class ModelRunner:
         limits: of the scheduler.
         capture_sizes: padded batch sizes that may occur, in tokens.
         kv_caches: of every attention layer; they may be replaced before the first graph is captured.
+        windows: of attention layers with a sliding window, in tokens.
         device: where the model is.
     """
 
@@ -123,11 +125,13 @@ class ModelRunner:
         *,
         capture_sizes: Sequence[int],
         kv_caches: Mapping[str, tuple[Tensor, Tensor]],
+        windows: Mapping[str, int] = MappingProxyType({}),
         device: torch.device,
     ) -> None:
         self._model = cast(ComputesLogits, model)
         self._limits = limits
         self.kv_caches = kv_caches
+        self._windows = windows
         self._device = device
         largest = max(capture_sizes, default=0)
         tokens = max(limits.max_num_batched_tokens, largest)
@@ -273,7 +277,9 @@ class ModelRunner:
             uniform_decode=uniform,
             max_query_len=longest,
         )
-        context = ForwardContext(attention=metadata, kv_caches=self.kv_caches)
+        context = ForwardContext(
+            attention=metadata, kv_caches=self.kv_caches, windows=self._windows
+        )
         return self._input_ids.view(padded), self._positions.view(padded), context
 
     def _view_blocks(self, rows: int) -> Tensor:

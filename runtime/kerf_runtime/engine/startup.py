@@ -127,6 +127,7 @@ def start_engine(
         capture_sizes=effective.capture_sizes,
         # Batches made up for warm-up and recording read block 0 only.
         kv_caches=allocate(1),
+        windows=loaded.windows,
         device=platform.device,
     )
     graphs = GraphRunner(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kerf_runtime.config.engine import DType
-from kerf_runtime.errors import ModelError
 
 __all__ = ["Fp8Scheme", "ModelConfig", "RopeScaling"]
 
@@ -51,8 +50,8 @@ class ModelConfig:
     Attributes:
         architecture: the Hugging Face class name, whatever the file format.
         max_position_embeddings: longest sequence, in tokens.
-        sliding_window: tokens, itself included, that a token attends to; None for all before it.  Windows
-            are not computed: ``check_length`` refuses sequences that would need one.
+        sliding_window: tokens, itself included, that a token attends to; None for all before it.
+        full_layers: layers that attend to all tokens although there is a window.
         dtype: data type of the stored weights; BFLOAT16 for quantised ones.
         eos_token_ids: tokens that end an answer.
         bos_token_id: token that starts a text, if the model has one.
@@ -70,6 +69,7 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     sliding_window: int | None = None
+    full_layers: tuple[int, ...] = ()
     tie_word_embeddings: bool
     dtype: DType
     eos_token_ids: tuple[int, ...]
@@ -86,17 +86,13 @@ class ModelConfig:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
 
-    def check_length(self, max_model_len: int | None) -> None:
-        """Refuse sequences of ``max_model_len`` tokens (None: as long as the model allows).
+    def windows(self, max_model_len: int | None) -> dict[int, int]:
+        """Layer -> its window, where sequences of ``max_model_len`` tokens can leave it.
 
-        Raises:
-            ModelError: they are longer than the window that the model attends to.
+        Args:
+            max_model_len: in tokens; None for as long as the model allows.
         """
         window, longest = self.sliding_window, max_model_len or self.max_position_embeddings
-        if window is not None and longest > window:
-            raise ModelError(
-                f"the model attends to a sliding window of {window} tokens, which is not computed: "
-                f"sequences of {longest} tokens would be answered wrongly",
-                where="engine.maxModelLen",
-                hint=f"Set it to {window} or less: such sequences never leave the window",
-            )
+        if window is None or longest <= window:
+            return {}
+        return {layer: window for layer in range(self.num_layers) if layer not in self.full_layers}

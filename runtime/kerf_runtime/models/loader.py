@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -31,12 +31,14 @@ __all__ = ["LoadedModel", "load_model", "quantized", "torch_dtype"]
 class LoadedModel:
     """A model that is ready to run eagerly, and the facts it was built from.
 
-    ``attention_layers`` are the names by which the attention operator finds its KV cache.
+    ``attention_layers`` are the names by which the attention operator finds its KV cache, ``windows`` the
+    sliding windows of those layers that have one, in tokens.
     """
 
     model: nn.Module
     config: ModelConfig
     attention_layers: tuple[str, ...]
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -74,12 +76,10 @@ def load_model(
 
     Raises:
         ModelError: no such checkpoint, unsupported, or weights that are missing, of the wrong shape,
-            damaged or unknown to the architecture; a quantisation that is not supported; sequences
-            longer than a sliding window.
+            damaged or unknown to the architecture; a quantisation that is not supported.
     """
     path = Path(path)
     config = quantized(read_model_config(path), quantization)
-    config.check_length(max_model_len)
     family = family_of(config)
     model_code = importlib.import_module(family.model)
     weights_code = importlib.import_module(family.weights)
@@ -93,7 +93,9 @@ def load_model(
             fill(model, plan, source, dtype=dtype, device=device, progress=progress)
         weights_code.finish(model, config, source, dtype=dtype, device=device)
     model.eval()
-    return LoadedModel(model, config, model_code.attention_layer_names(config))
+    layers = model_code.attention_layer_names(config)
+    windows = {layers[layer]: window for layer, window in config.windows(max_model_len).items()}
+    return LoadedModel(model, config, layers, windows)
 
 
 def _source(path: Path, load_format: LoadFormat) -> WeightSource:

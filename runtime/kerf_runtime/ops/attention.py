@@ -2,8 +2,9 @@
 
 ``attention(q, k, v, output!, layer_name)`` stores this step's keys and values in the paged cache and
 fills ``output``.  It has an output argument instead of a result, so that a recorded graph on either
-side keeps writing to and reading from the same addresses.  The cache itself is no argument: it is
-found by ``layer_name`` in the forward context, which keeps pieces of different layers identical.
+side keeps writing to and reading from the same addresses.  The cache itself is no argument, nor is a
+sliding window: they are found by ``layer_name`` in the forward context, which keeps pieces of different
+layers identical.
 With ``output_scale`` the output is float8: attention divided by the scale and clamped.
 
 Without attention metadata in the context (tracing, profiling) the output is zeros.  One
@@ -60,7 +61,8 @@ def _attention(
         output.zero_()
         return
     attend = _paged_attention(q.device.type)
-    attend(q, k, v, output, *context.kv_caches[layer_name], context.attention, output_scale)
+    caches, window = context.kv_caches[layer_name], context.windows.get(layer_name, 0)
+    attend(q, k, v, output, *caches, context.attention, output_scale, window)
 
 
 _library.impl("attention", _attention, "CPU")

@@ -25,6 +25,7 @@ def paged_attention(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     output_scale: Tensor | None = None,
+    window: int = 0,
 ) -> None:
     """Store ``k`` and ``v`` in the cache, then attend causally over each sequence's cached tokens.
 
@@ -37,10 +38,11 @@ def paged_attention(
         value_cache: [N, S, K, D].
         metadata: of the batch; padding sequences come after all real ones.
         output_scale: float32 [1]; the result is divided by it and clamped.
+        window: tokens, itself included, that a token attends to; 0 for all before it.
     """
     if output_scale is not None:
         wide = torch.empty_like(q)
-        paged_attention(q, k, v, wide, key_cache, value_cache, metadata)
+        paged_attention(q, k, v, wide, key_cache, value_cache, metadata, window=window)
         limit = torch.finfo(output.dtype).max
         output.copy_((wide.float() / output_scale).clamp(-limit, limit))
         return
@@ -54,22 +56,20 @@ def paged_attention(
     lengths = seq_lens.tolist()
     decode = [i for i in range(count) if starts[i + 1] - starts[i] == 1]
     if len(decode) == count:
-        output[:count] = _decode(
-            q[:count], key_cache, value_cache, metadata.block_table[:count], seq_lens
-        )
+        table = metadata.block_table[:count]
+        output[:count] = _decode(q[:count], key_cache, value_cache, table, seq_lens, window)
         return
     if decode:
         rows = torch.tensor([starts[i] for i in decode])
         sequences = torch.tensor(decode)
-        output[rows] = _decode(
-            q[rows], key_cache, value_cache, metadata.block_table[sequences], seq_lens[sequences]
-        )
+        table = metadata.block_table[sequences]
+        output[rows] = _decode(q[rows], key_cache, value_cache, table, seq_lens[sequences], window)
     for i in range(count):
         first, last = starts[i], starts[i + 1]
         if last - first > 1:
             keys = _gather(key_cache, metadata.block_table[i : i + 1], lengths[i])[0]
             values = _gather(value_cache, metadata.block_table[i : i + 1], lengths[i])[0]
-            output[first:last] = _prefill(q[first:last], keys, values)
+            output[first:last] = _prefill(q[first:last], keys, values, window)
 
 
 def _store(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
@@ -88,7 +88,12 @@ def _gather(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
 
 
 def _decode(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    window: int,
 ) -> Tensor:
     """One query token per sequence: [B, H, D] -> [B, H, D]."""
     batch, heads, size = q.shape
@@ -96,16 +101,22 @@ def _decode(
     longest = int(seq_lens.max())
     keys = _gather(key_cache, block_table, longest).transpose(1, 2)
     values = _gather(value_cache, block_table, longest).transpose(1, 2)
-    mask = (torch.arange(longest) < seq_lens[:, None])[:, None, None, :]
+    positions, lengths = torch.arange(longest), seq_lens[:, None]
+    mask = positions < lengths
+    if window:
+        mask &= positions >= lengths - window
+    mask = mask[:, None, None, :]
     grouped = q.view(batch, kv_heads, heads // kv_heads, size)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
 
 
-def _prefill(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _prefill(q: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
     """The last Q tokens of one sequence: [Q, H, D] with keys [L, K, D] -> [Q, H, D]."""
     queries, length = q.shape[0], keys.shape[0]
     # Row i stands at position length - queries + i and sees every key up to itself.
     mask = torch.ones(queries, length, dtype=torch.bool).tril(length - queries)
+    if window:
+        mask = mask.triu(length - queries - window + 1)
     return F.scaled_dot_product_attention(
         q.transpose(0, 1),
         keys.transpose(0, 1),

@@ -2,8 +2,8 @@
 
 Nothing here waits for the device or reads from it: every choice is made from shapes and from the plain
 numbers in the metadata, and grids depend on the padded batch alone, so the launches can be recorded.
-Each model needs three compiled kernels (decode, long prompts, other batches) and the store.  Its first
-call compiles and loads them all, so that no step after start-up ever does.  Later calls hand addresses
+Each model needs three compiled kernels (decode, long prompts, other batches) and the store, and the three
+again for layers with a sliding window.  The first call compiles and loads them, so that no step after start-up does.  Later calls hand addresses
 to the compiled kernels: binding fifty arguments anew each time is most of what a launch costs.
 """
 
@@ -74,6 +74,7 @@ def paged_attention(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     output_scale: Tensor | None = None,
+    window: int = 0,
 ) -> None:
     """Store ``k`` and ``v`` in the cache, then attend causally over each sequence's cached tokens.
 
@@ -86,9 +87,10 @@ def paged_attention(
         value_cache: [N, S, K, D], contiguous.
         metadata: of the batch.
         output_scale: float32 [1]; the result is divided by it and clamped.
+        window: tokens, itself included, that a token attends to; 0 for all before it.
     """
     arguments = (q, k, v, output, key_cache, value_cache, metadata, output_scale)
-    kernels = _kernels_for(*arguments)
+    kernels = _kernels_for(*arguments, window)
     if metadata.uniform_decode:
         _decode(kernels, *arguments)
     else:
@@ -216,6 +218,7 @@ def _kernels_for(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     output_scale: Tensor | None,
+    window: int,
 ) -> _Kernels:
     """The kernels for such arguments: compiled at the first call, found at every later one.
 
@@ -229,7 +232,7 @@ def _kernels_for(
     layout = (q.stride(), k.stride(), v.stride(), output.stride())
     key = (
         *(q.device, q.dtype, output.dtype, output_scale is None, addresses % 16 == 0),
-        *(q.shape[1:], key_cache.shape[1:3], layout),
+        *(q.shape[1:], key_cache.shape[1:3], layout, window),
     )
     if key in _ready:
         return _ready[key]
@@ -253,6 +256,7 @@ def _kernels_for(
             "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
             "SCALED": output_scale is not None,
             "FP8_MAX": FP8_MAX,
+            "WINDOW": window,
         }
 
     tiles = decode_tiles(group, size, q.element_size())

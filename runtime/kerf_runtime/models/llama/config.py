@@ -65,6 +65,7 @@ def config_from_json(
     heads = facts.integer("num_attention_heads")
     hidden = facts.integer("hidden_size")
     theta, scaling = _rope_from_json(facts)
+    window, full_layers = variant.window(facts)
     attention = facts.flag("attention_bias", default=False)
     biases = variant.biases or (attention, attention, facts.flag("mlp_bias", default=False))
     config = LlamaModelConfig(
@@ -77,7 +78,8 @@ def config_from_json(
         head_dim=facts.integer("head_dim", variant.head_dim or hidden // heads),
         vocab_size=facts.integer("vocab_size"),
         max_position_embeddings=facts.integer("max_position_embeddings", variant.max_positions),
-        sliding_window=variant.window(facts),
+        sliding_window=window,
+        full_layers=full_layers,
         rope_theta=theta,
         rope_scaling=scaling,
         rms_norm_eps=facts.number("rms_norm_eps", 1e-6),

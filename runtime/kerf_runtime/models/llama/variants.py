@@ -7,33 +7,46 @@ from dataclasses import dataclass
 
 from kerf_runtime.models.facts import Facts
 
-__all__ = ["VARIANTS", "Variant"]
+__all__ = ["VARIANTS", "Variant", "Window"]
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _no_window(facts: Facts) -> None:
+Window = tuple[int | None, tuple[int, ...]]
+"""Tokens that a token attends to (None: all before it), and the layers that it does not hold for."""
+
+
+def _no_window(facts: Facts) -> Window:
     """Every layer attends to all tokens before."""
+    return None, ()
 
 
-def _window(facts: Facts) -> int | None:
-    """Mistral: ``sliding_window``; null is none, and a file without the key means 4096."""
+def _window(facts: Facts) -> Window:
+    """Mistral: ``sliding_window`` of all layers; null is none, and a file without the key means 4096."""
     if facts.data.get("sliding_window", 0) is None:
-        return None
-    return facts.integer("sliding_window", 4096)
+        return None, ()
+    return facts.integer("sliding_window", 4096), ()
 
 
-def _window_of_some_layers(facts: Facts) -> int | None:
+def _window_of_some_layers(facts: Facts) -> Window:
     """Qwen: layers from ``max_window_layers`` on, or those that ``layer_types`` names."""
     if not facts.flag("use_sliding_window", default=False):
-        return None
+        return None, ()
     if facts.data.get("sliding_window", 0) is None:
-        return None
-    layers = facts.integer("num_hidden_layers")
+        return None, ()
+    layers = range(facts.integer("num_hidden_layers"))
     kinds = facts.data.get("layer_types")
     if kinds is None:
-        slides = facts.integer("max_window_layers", 28, least=0) < layers
-    else:
-        slides = any(kind != "full_attention" for kind in kinds)
-    return facts.integer("sliding_window", 4096) if slides else None
+        first = facts.integer("max_window_layers", 28, least=0)
+        kinds = [_SLIDING if layer >= first else _FULL for layer in layers]
+    if not isinstance(kinds, list) or not set(kinds) <= {_SLIDING, _FULL}:
+        raise facts.error("layer_types", f"layers are {_FULL} or {_SLIDING}, not {kinds}")
+    if len(kinds) != len(layers):
+        raise facts.error("layer_types", f"{len(kinds)} kinds of layers for {len(layers)} layers")
+    if _SLIDING not in kinds:
+        return None, ()
+    window = facts.integer("sliding_window", 4096)
+    return window, tuple(layer for layer in layers if kinds[layer] == _FULL)
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class Variant:
     qk_norm: bool = False
     head_dim: int | None = None
     max_positions: int = 2048
-    window: Callable[[Facts], int | None] = _no_window
+    window: Callable[[Facts], Window] = _no_window
     gguf_pairs: bool = False
 
 

@@ -110,6 +110,7 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     SCALED: tl.constexpr,
     FP8_MAX: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """One query token per sequence: store its key and value, then attend over one part of the keys.
 
@@ -141,7 +142,11 @@ def decode_kernel(
 
     # The newest key comes from ``k``, so no load has to wait until it is stored.
     cached = length - 1
-    tiles = tl.cdiv(cached, TILE)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0)
+    first_tile = begin // TILE
+    tiles = tl.cdiv(cached, TILE) - first_tile
     tiles_each = tl.maximum(tl.cdiv(tiles, splits), MIN_TILES)
     parts = tl.maximum(tl.cdiv(tiles, tiles_each), 1)
 
@@ -172,11 +177,13 @@ def decode_kernel(
     in_tile = tl.arange(0, TILE)
     table = block_table + sequence * table_row
     head_offset = kv_head * D + dim
-    first = split * tiles_each
-    last = tl.minimum(first + tiles_each, tiles)
+    first = first_tile + split * tiles_each
+    last = tl.minimum(first + tiles_each, first_tile + tiles)
     for tile in tl.range(first, last, num_stages=STAGES):
         position = tile * TILE + in_tile
         valid = position < cached
+        if WINDOW > 0:
+            valid = valid & (position >= begin)
         block = tl.load(table + position // S, mask=valid, other=0).to(tl.int64)
         place = (block * S + position % S) * (KV_HEADS * D)
         where = place[:, None] + head_offset[None, :]
@@ -257,6 +264,7 @@ def _attend(
     MASKED: tl.constexpr,
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Extend the running softmax over keys ``first`` to ``last``; ``MASKED`` where some are hidden."""
     in_tile = tl.arange(0, TILE)
@@ -279,6 +287,8 @@ def _attend(
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = position[None, :] <= position_of_row[:, None]
+            if WINDOW > 0:
+                seen = seen & (position[None, :] > position_of_row[:, None] - WINDOW)
             scores = tl.where(seen, scores, -float("inf"))
         # Scaled here, where it is one multiply-add with the subtraction.
         higher = tl.maximum(maximum, tl.max(scores, 1) * scale)
@@ -326,6 +336,7 @@ def mixed_kernel(
     PRECISION: tl.constexpr,
     SCALED: tl.constexpr,
     FP8_MAX: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """``QUERIES`` neighbouring tokens of one sequence and one key head; its keys are in the cache already.
 
@@ -372,16 +383,19 @@ def mixed_kernel(
     # Every row sees all keys up to the first query's own; the rest differs from row to row.
     first_position = length - count + first_query
     shared = (first_position + 1) // TILE * TILE
+    if WINDOW > 0:  # all of it does, from the first key that the first query sees
+        shared = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
     end = length - count + tl.minimum(first_query + QUERIES, count)
-    maximum, total, values = _attend(
-        queries, maximum, total, values, key_cache, value_cache, table, head_offset, in_head,
-        position_of_row, 0, shared, length, scale,
-        KV_HEADS, D, S, TILE, STAGES, False, D_PAD > D, PRECISION,
-    )  # fmt: skip
+    if WINDOW == 0:
+        maximum, total, values = _attend(
+            queries, maximum, total, values, key_cache, value_cache, table, head_offset, in_head,
+            position_of_row, 0, shared, length, scale,
+            KV_HEADS, D, S, TILE, STAGES, False, D_PAD > D, PRECISION, WINDOW,
+        )  # fmt: skip
     maximum, total, values = _attend(
         queries, maximum, total, values, key_cache, value_cache, table, head_offset, in_head,
         position_of_row, shared, end, length, scale,
-        KV_HEADS, D, S, TILE, STAGES, True, D_PAD > D, PRECISION,
+        KV_HEADS, D, S, TILE, STAGES, True, D_PAD > D, PRECISION, WINDOW,
     )  # fmt: skip
 
     out_scale = 1.0
