@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kerf_runtime.engine.fair_queue import SECONDS_PER_PRIORITY
 from kerf_runtime.engine.messages import SamplingParams, TokenOutput
-from kerf_runtime.engine.request import Request
+from kerf_runtime.engine.request import Request, RequestState
 from kerf_runtime.engine.scheduler import Batch, Scheduler, SchedulerLimits
 from kerf_runtime.errors import RequestError
 
@@ -347,6 +347,35 @@ def test_a_request_is_served_although_more_urgent_ones_never_stop_coming() -> No
             break
     # Two of the three that arrive in a second are served in it; those of the first ten go before.
     assert SECONDS_PER_PRIORITY < second <= SECONDS_PER_PRIORITY * 3 / 2 + 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_nobody_starves_while_more_work_comes_than_can_be_done(seed: int) -> None:
+    chance = random.Random(seed)
+    priority = chance.randint(0, 3)
+    scheduler = make_scheduler(seqs=chance.randint(1, 3), tokens=chance.randint(3, 9))
+    patient = add(scheduler, "patient", chance.randint(1, 20), 4, priority=priority)
+    bound = len(patient.tokens) + 4
+    serial = 0
+    for second in range(500):
+        for _ in range(3):
+            rival = add(
+                scheduler,
+                str(serial),
+                [chance.randrange(3) for _ in range(chance.randint(1, 20))],
+                chance.randint(1, 6),
+                arrived=second + 0.5,
+            )
+            serial += 1
+            if rival.place < patient.place:
+                bound += len(rival.tokens) + rival.params.max_tokens
+        step(scheduler)
+        if patient.state is RequestState.FINISHED:
+            break
+    # As long as those come that are served before, and a step for each of their tokens.
+    assert second < bound + priority * SECONDS_PER_PRIORITY
+    assert scheduler.num_waiting > 0
 
 
 def test_the_next_step_can_be_scheduled_before_the_tokens_of_this_one_are_known() -> None:

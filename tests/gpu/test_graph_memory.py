@@ -128,6 +128,7 @@ def test_the_kv_cache_gets_what_is_left_of_the_part_in_use(model: Path) -> None:
         "gpuMemoryUtilization": part,
         "maxNumSeqs": 4096,
         "maxNumBatchedTokens": 4096,
+        "prefixCaching": False,
     }
     core = start(model, engine, captureSizes=[1, 2, 4, 8])
     used = total - torch.cuda.mem_get_info()[0]
