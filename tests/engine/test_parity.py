@@ -165,3 +165,24 @@ def test_nothing_is_compiled_or_captured_while_requests_come_and_go(
                 core.add(waiting.pop())
             core.step()
     assert core.stats()["kv_blocks_used"] == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "preempted"),
+    [
+        pytest.param({"prefixCaching": False, "maxNumBatchedTokens": 768}, False, id="cache off"),
+        pytest.param({"maxNumBatchedTokens": 16}, False, id="chunks"),
+        pytest.param({"maxModelLen": 128, "kvCacheMemory": "7200Ki"}, True, id="preempted"),
+    ],
+)
+def test_answers_do_not_depend_on_what_the_scheduler_does(
+    prompts: list[list[int]], reference: Reference, limits: dict[str, object], preempted: bool
+) -> None:
+    core = started(engine_args(smollm2_path(), engine={**ENGINE, **limits}))
+    asked = [prompt for prompt in prompts if len(prompt) in (16, 33, 64, 100)]
+    asked.append([*asked[-1][:40], *asked[0]])
+    answers = generate(core, asked, SamplingParams(max_tokens=16, ignore_eos=True))
+    assert reference.continuations(asked, answers) == answers
+    stats = core.stats()
+    assert (stats["preemptions"] > 0) == preempted
+    assert (stats["prefix_cache_hits"] > 0) == limits.get("prefixCaching", True)

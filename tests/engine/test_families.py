@@ -1,0 +1,75 @@
+"""Tiny random checkpoints of every family answer as transformers does, whatever the scheduler does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.engines import GREEDY, engine_args, generate, greedy_reference, started
+from tests.models.checkpoints import make_llama, write_safetensors
+from tests.models.test_gpt import make_gpt2, make_opt
+from tests.models.test_llama_variants import make_mistral, make_qwen2, make_qwen3
+
+from kerf_runtime.models import read_model_config
+from kerf_runtime.models.registry import supported_architectures
+
+ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+LLAMA3 = {
+    **ROPE,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "Llama 2": make_llama,
+    "Llama 3": lambda: make_llama(rope_parameters=LLAMA3),
+    "Mistral": lambda: make_mistral(sliding_window=24),
+    "Qwen2": make_qwen2,
+    "Qwen3": make_qwen3,
+    "OPT": make_opt,
+    "GPT-2": make_gpt2,
+}
+TEXT = [(7 * i * i + 3) % 320 for i in range(90)]
+PROMPTS = [TEXT[:70], TEXT[:40], [*TEXT[:33], 9, 9], TEXT[1:60], TEXT[:70], [5]]
+
+
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
+    """A folder, and what transformers answers."""
+    model = request.param()
+    folder = write_safetensors(tmp_path_factory.mktemp("family"), model)
+    return folder, greedy_reference(model, PROMPTS, GREEDY.max_tokens)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cache on", "cache off"])
+@pytest.mark.parametrize("budget", [8, 512], ids=["chunks", "whole prompts"])
+@pytest.mark.parametrize("blocks", [22, None], ids=["preempted", "room for all"])
+def test_answers_are_those_of_transformers(
+    checkpoint: tuple[Path, list[list[int]]], cached: bool, budget: int, blocks: int | None
+) -> None:
+    folder, answers = checkpoint
+    limits: dict[str, Any] = {
+        "prefixCaching": cached,
+        "maxNumBatchedTokens": budget,
+        "blockSize": 8,
+    }
+    if blocks is not None:
+        config = read_model_config(folder)
+        size = 2 * config.num_layers * 8 * config.kv_size * 4
+        limits["kvCacheMemory"] = f"{-(-blocks * size // 1024)}Ki"
+    core = started(engine_args(folder, engine=limits))
+    for _ in range(2):
+        assert generate(core, PROMPTS) == answers
+    stats = core.stats()
+    assert (stats["preemptions"] > 0) == (blocks is not None)
+    assert (stats["prefix_cache_hits"] > 0) == cached
+
+
+def test_no_family_is_left_out() -> None:
+    names = {type(make()).__name__ for make in FAMILIES.values()}
+    assert names == set(supported_architectures())
