@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import WithJsonSchema
 from tests.config.builders import spec
 
 from kerf_runtime.config import parse_quantity
@@ -45,9 +46,22 @@ def test_anything_else_is_an_error_that_shows_the_text_and_an_example(text):
 
 @given(st.text(max_size=12))
 def test_the_schema_accepts_no_text_that_the_parser_refuses(text):
-    pattern = Quantity.__metadata__[1].json_schema["pattern"]
+    [schema] = [m.json_schema for m in Quantity.__metadata__ if isinstance(m, WithJsonSchema)]
+    pattern = schema["pattern"]
     if re.search(pattern, text, re.ASCII):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize("value", [0, 100, 1.5])
+def test_a_number_is_refused_with_what_to_write_instead(value):
+    with pytest.raises(ValueError, match=rf'a quantity is text: write "{value}", or for example'):
+        spec(compilation={"graphMemoryBudget": value})
+
+
+def test_a_memory_that_is_no_quantity_may_be_auto_and_the_message_says_so():
+    assert spec(engine={"kvCacheMemory": "auto"}).engine.kv_cache_bytes is None
+    with pytest.raises(ValueError, match=r"'AUTO' is not a quantity .*, or auto"):
+        spec(engine={"kvCacheMemory": "AUTO"})
 
 
 def test_the_document_keeps_a_quantity_as_it_was_written():

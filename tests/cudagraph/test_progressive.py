@@ -62,6 +62,13 @@ def test_the_graph_that_saves_the_most_padding_is_next():
     assert next_graph(left, captured, batches) == (FULL, BatchDescriptor(40, True))
 
 
+def test_decode_batches_count_where_they_run_in_graphs_of_mixed_ones():
+    captured = [(PIECEWISE, BatchDescriptor(size)) for size in (128, 64, 8, 4)]
+    pending = [(PIECEWISE, BatchDescriptor(size)) for size in (100, 5)]
+    for decode in (True, False):
+        assert next_graph(pending, captured, {(5, decode): 1000})[1].num_tokens == 5
+
+
 def test_in_the_end_everything_is_captured():
     captured = first_graphs(PLAN)
     while pending := pending_of(PLAN, captured):
@@ -69,12 +76,12 @@ def test_in_the_end_everything_is_captured():
     assert sorted(captured) == sorted(PLAN)
 
 
-def test_the_longest_unit_is_what_the_next_is_expected_to_take():
+def test_the_median_unit_is_what_the_next_is_expected_to_take():
     seconds = UnitSeconds()
     assert seconds.expected(FULL) == 0
     seconds.add(FULL, 9.0)  # loads what no other one has to
     assert seconds.expected(FULL) == 0
-    for took in (0.5, 2.0, 1.0):
+    for took in (0.5, 20.0, 1.0):
         seconds.add(FULL, took)
-    assert seconds.expected(FULL) == 2.0
+    assert seconds.expected(FULL) == 1.0
     assert seconds.expected(PIECEWISE) == 0

@@ -19,7 +19,7 @@ MODE_LINE = re.compile(
     r"captured (\d+) (\w+) graphs \((\w+)\): (\d+) nodes, (\d+) bytes, ([\d.]+) s"
 )
 ALL_LINE = re.compile(
-    r"all (\d+) graphs: (\d+) bytes, of which (\d+) are shared; estimated (\d+) bytes"
+    r"captured (\d+) of \d+ graphs: (\d+) bytes, of which (\d+) are shared; estimated (\d+) bytes"
 )
 GRAPH_LINE = re.compile(r"graph (\w+) (\w+) of (\d+) tokens: (\d+) nodes, (\d+) bytes, ([\d.]+) s")
 

@@ -88,6 +88,11 @@ def test_auto_without_device_memory_is_a_gibibyte() -> None:
     assert kv_cache_bytes(engine("auto"), None, activations=0, graphs=0) == GIB
 
 
+def test_more_than_the_machine_has_is_refused_on_a_cpu_too() -> None:
+    with pytest.raises(ConfigError, match=r"9999Ti do not fit the \d+Mi of memory of this machine"):
+        kv_cache_bytes(engine("9999Ti"), None, activations=0, graphs=0)
+
+
 def test_auto_with_nothing_left_says_where_the_memory_is() -> None:
     with pytest.raises(ConfigError) as caught:
         kv_cache_bytes(engine("auto"), DEVICE, activations=50 * GIB, graphs=10 * GIB)

@@ -15,6 +15,7 @@ import httpx
 
 from kerf_runtime.cli.bench_record import header, spread, spread_text
 from kerf_runtime.cli.bench_server import started_server, write_document
+from kerf_runtime.cli.document import apply_overrides
 from kerf_runtime.cli.output import echo_table, human_bytes
 from kerf_runtime.config import ModelDeploymentDocument
 
@@ -28,7 +29,9 @@ def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int
         EngineError: a server did not become ready.
     """
     with tempfile.TemporaryDirectory(prefix="kerf-bench-") as folder:
-        file, cache = write_document(document, Path(folder)), Path(folder) / "cache"
+        # Everything is captured before a server is ready, also where the document wants to serve before.
+        whole = apply_overrides(document, ("compilation.captureMode=eager",))
+        file, cache = write_document(whole, Path(folder)), Path(folder) / "cache"
         reports = []
         for _ in range(repeats + 1):
             with (

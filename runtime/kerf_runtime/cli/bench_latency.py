@@ -34,6 +34,9 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
 }
 """What is compared; the last one is the document as written."""
 
+_STEADY = ("engine.prefixCaching=false", "compilation.captureMode=eager")
+"""Every repeat has the same prompts, which must be computed again, in the graphs that are there in the end."""
+
 _BASELINE = "level 0"
 _START_TIMEOUT_SECONDS = 1800
 _RUN_TIMEOUT_SECONDS = 600

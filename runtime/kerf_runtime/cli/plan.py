@@ -100,7 +100,7 @@ def sizes(
     if max_size is None:
         max_size = max(*(now or steps), max_num_seqs)
     _check_limit(spec, max_size)
-    limit = _most_graphs(
+    limit, limited_by = _most_graphs(
         spec,
         traffic,
         max_graphs,
@@ -109,7 +109,12 @@ def sizes(
         now=count_graphs(mode, now, max_num_seqs),
     )
     found = plan_sizes(
-        steps, max_graphs=limit, max_num_seqs=max_num_seqs, max_size=max_size, mode=mode
+        steps,
+        max_graphs=limit,
+        limited_by=limited_by,
+        max_num_seqs=max_num_seqs,
+        max_size=max_size,
+        mode=mode,
     )
     if len(found) > _MOST_SIZES:
         raise ConfigError(
@@ -175,8 +180,8 @@ def _most_graphs(
     bytes_per_graph: str | None,
     *,
     now: int,
-) -> int:
-    """The number of graphs that the options, the memory and what there is now allow."""
+) -> tuple[int, str]:
+    """The number of graphs that the options, the memory and what there is now allow, and which of them."""
     each = _bytes("--bytes-per-graph", bytes_per_graph)
     if each is None and traffic.graphs:
         each = -(-traffic.graph_bytes // traffic.graphs)
@@ -189,11 +194,11 @@ def _most_graphs(
             where=where,
             hint="Pass --bytes-per-graph, or the text of /metrics, which has it",
         )
-    limits = [] if max_graphs is None else [max_graphs]
+    limits = [] if max_graphs is None else [(max_graphs, "--max-graphs")]
     if budget is not None and each:
-        limits.append(budget // each)
+        limits.append((budget // each, where))
     if not limits and now:
-        limits.append(now)
+        limits.append((now, "--max-graphs"))
     if not limits:
         raise ConfigError(
             "nothing says how many graphs there may be",

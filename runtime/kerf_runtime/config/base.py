@@ -13,7 +13,14 @@ import re
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 from kerf_runtime.errors import ConfigError
@@ -25,6 +32,7 @@ __all__ = [
     "config_error",
     "digest",
     "parse_quantity",
+    "text_only",
 ]
 
 _QUANTITY = re.compile(r"^(?P<number>\d+(?:\.\d+)?)(?P<suffix>Ki|Mi|Gi|Ti|k|M|G|T)?$", re.ASCII)
@@ -71,8 +79,18 @@ def parse_quantity(text: str) -> int:
     """
     match = _QUANTITY.match(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity of bytes; write for example 512Mi or 2Gi")
+        raise ValueError(
+            f"{text!r} is not a quantity of bytes; write for example 512Mi or 2Gi "
+            f"(units: {', '.join(filter(None, _SUFFIX))})"
+        )
     return int(Fraction(match["number"]) * _SUFFIX[match["suffix"]])
+
+
+def text_only(value: object) -> object:
+    """Numbers in YAML are refused as the API server refuses them, with what to write instead."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f'a quantity is text: write "{value}", or for example 512Mi')
+    return value
 
 
 def _check_quantity(text: str) -> str:
@@ -82,6 +100,7 @@ def _check_quantity(text: str) -> str:
 
 Quantity = Annotated[
     str,
+    BeforeValidator(text_only),
     AfterValidator(_check_quantity),
     WithJsonSchema(
         {"type": "string", "pattern": r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "maxLength": 32}

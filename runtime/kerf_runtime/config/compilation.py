@@ -220,7 +220,8 @@ class CompilationConfig(ConfigModel):
         CaptureMode.EAGER,
         description=(
             "When graphs are recorded. eager: all before the pod is ready. progressive: the largest and the powers of "
-            "two before, the others between steps, those first that save the most padding. Default eager."
+            "two before, the others one by one after each step, those first that save the most padding; steps do not "
+            "overlap until all are there. Default eager."
         ),
     )
     capture_delay_milliseconds: int = Field(
@@ -229,8 +230,8 @@ class CompilationConfig(ConfigModel):
         ge=1,
         le=60_000,
         description=(
-            "Most milliseconds by which a progressive capture may delay a step. Graphs whose capture takes longer are "
-            "recorded before the pod is ready. Default 50."
+            "Most milliseconds by which a progressive capture may delay each step. Graphs of a mode whose capture "
+            "usually takes longer are recorded before the pod is ready. Default 50."
         ),
     )
     compile_sizes: list[CompileSize] | None = Field(

@@ -89,8 +89,8 @@ class ModelSpec(ConfigModel):
     load_format: LoadFormat = Field(
         LoadFormat.AUTO,
         description=(
-            "auto: weights as the source has them. dummy: random weights, for benchmarks; of the source only "
-            "config.json and the tokenizer are read. Default auto."
+            "auto: weights as the source has them. dummy: random weights, for benchmarks; of the source only the "
+            "configuration and the tokenizer are read. Default auto."
         ),
     )
     served_name: str | None = Field(

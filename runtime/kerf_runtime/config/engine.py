@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kerf_runtime.config.base import ConfigModel, parse_quantity
+from kerf_runtime.config.base import ConfigModel, parse_quantity, text_only
 
 __all__ = ["DType", "EngineConfig", "Quantization"]
 
@@ -16,12 +16,16 @@ AUTO_MEMORY = "auto"
 
 def _check_memory(text: str) -> str:
     if text != AUTO_MEMORY:
-        parse_quantity(text)
+        try:
+            parse_quantity(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
     return text
 
 
 MemoryOrAuto = Annotated[
     str,
+    BeforeValidator(text_only),
     AfterValidator(_check_memory),
     WithJsonSchema(
         {
@@ -92,6 +96,7 @@ class EngineConfig(ConfigModel):
     )
     gpu_memory_utilization: float = Field(
         0.9,
+        strict=True,
         gt=0,
         le=1,
         description=(

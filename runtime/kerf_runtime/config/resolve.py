@@ -20,7 +20,7 @@ from kerf_runtime.config.compilation import (
     CompilerBackendName,
     CUDAGraphMode,
 )
-from kerf_runtime.config.deployment import ModelDeploymentSpec
+from kerf_runtime.config.deployment import LoadFormat, ModelDeploymentSpec
 from kerf_runtime.config.engine import DType, Quantization
 from kerf_runtime.config.passes import FUSION_PASSES, PassConfig
 from kerf_runtime.errors import ConfigError
@@ -30,6 +30,7 @@ __all__ = [
     "AttentionGraphSupport",
     "EffectiveConfig",
     "PlatformFacts",
+    "refuse",
     "resolve",
     "with_graphs",
 ]
@@ -94,6 +95,7 @@ class EffectiveConfig:
     passes: PassConfig
     cudagraph_copy_inputs: bool
     quantization: Quantization | None
+    load_format: LoadFormat
     changes: tuple[ReasonedChange, ...]
     warnings: tuple[ReasonedChange, ...]
 
@@ -128,7 +130,7 @@ def resolve(
     compile_sizes = declared.compile_sizes(spec, level)
     changes += _switched_off(spec, level, passes, compile_sizes)
     if compilation.strict:
-        _refuse(changes)
+        refuse(changes)
     dtype = engine.dtype
     if dtype is DType.AUTO:
         dtype = platform.default_dtype if platform.default_dtype is not DType.AUTO else model_dtype
@@ -153,6 +155,7 @@ def resolve(
         passes=passes,
         cudagraph_copy_inputs=compilation.cudagraph_copy_inputs,
         quantization=engine.quantization,
+        load_format=spec.model.load_format,
         changes=tuple(changes),
         warnings=_warnings(passes),
     )
@@ -173,7 +176,7 @@ def with_graphs(
         ConfigError: there are changes and ``strict`` is set.
     """
     if strict:
-        _refuse(changes)
+        refuse(changes)
     return replace(
         effective,
         mode=mode,
@@ -183,11 +186,17 @@ def with_graphs(
     )
 
 
-def _refuse(changes: Sequence[ReasonedChange]) -> None:
-    if not changes:
+def refuse(changes: Sequence[ReasonedChange]) -> None:
+    """What ``strict`` does with differences.  When graphs are captured is none: ready only comes later.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    lower = [c for c in changes if c.reason is not ConfigReason.CAPTURE_DELAY_LIMIT]
+    if not lower:
         return
     text = "; ".join(
-        f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in changes
+        f"{c.field} {c.requested} -> {c.effective} ({c.reason}: {c.message})" for c in lower
     )
     raise ConfigError(
         f"strict is set and the configuration cannot be had as requested: {text}",

@@ -60,14 +60,14 @@ class Dispatcher:
     """
 
     def __init__(self, mode: CUDAGraphMode, captured: Iterable[GraphKey]) -> None:
-        self.mode = mode
         self._answers: dict[Batch, _Answer] = {}
         self._past: Counter[Answered] = Counter()
         self._batches: Counter[Batch] = Counter()
-        self.use(captured)
+        self.use(captured, mode)
 
-    def use(self, captured: Iterable[GraphKey]) -> None:
-        """Answer with these graphs from now on; what was counted stays counted."""
+    def use(self, captured: Iterable[GraphKey], mode: CUDAGraphMode) -> None:
+        """Answer with these graphs in this mode from now on; what was counted stays counted."""
+        self.mode = mode
         self._past, self._batches = self.counts, self.batches
         self._answers = {}
         keys = frozenset(captured)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import GraphKey
@@ -43,6 +44,7 @@ def next_graph(
         captured: what can be dispatched already; a larger graph of every pending one's kind is among it.
         batches: real tokens and kind of the batches seen, with their counts.
     """
+    decode_apart = any(descriptor.uniform_decode for _, descriptor in captured)
 
     def saved(key: GraphKey) -> int:
         mode, descriptor = key
@@ -55,8 +57,8 @@ def next_graph(
         hits = sum(
             count
             for (tokens, decode), count in batches.items()
-            # A decode batch may run in a mixed graph where its mode has no other.
-            if below < tokens <= size and decode is uniform
+            # Decode batches run in graphs of mixed ones where they have none of their own.
+            if below < tokens <= size and uniform is (decode and decode_apart)
         )
         return hits * (sizes[at] - size)
 
@@ -64,22 +66,19 @@ def next_graph(
 
 
 class UnitSeconds:
-    """How long a unit of capturing takes, by mode: the longest seen is what the next is expected to take.
+    """How long a unit of capturing takes, by mode: the median of what was seen, so that one hiccup is no verdict.
 
     A unit is a warm-up or a recording of one size; the first of all is left out, since it loads what no
     other one has to.
     """
 
     def __init__(self) -> None:
-        self._longest: dict[CUDAGraphMode, float] = {}
-        self._begun: set[CUDAGraphMode] = set()
+        self._seen: dict[CUDAGraphMode, list[float]] = {}
 
     def add(self, mode: CUDAGraphMode, seconds: float) -> None:
         """Note a unit."""
-        if mode in self._begun:
-            self._longest[mode] = max(seconds, self._longest.get(mode, 0.0))
-        self._begun.add(mode)
+        self._seen.setdefault(mode, []).append(seconds)
 
     def expected(self, mode: CUDAGraphMode) -> float:
         """Seconds; 0 if fewer than two units were seen."""
-        return self._longest.get(mode, 0.0)
+        return median(self._seen.get(mode, ())[1:] or (0.0,))

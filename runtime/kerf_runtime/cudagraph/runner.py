@@ -203,18 +203,18 @@ class GraphRunner:
             self._note_peak(recorded)
             self._pending.remove(key)
             self._finish_if_complete()
-            self._dispatcher.use(self._bytes)
+            self._dispatcher.use(self._bytes, self.mode)
         seconds = time.perf_counter() - started
         self._unit_seconds.add(mode, seconds)
         self._capture_seconds += seconds
-        self._longest_delay = max(self._longest_delay, seconds)
-        if seconds > self._delay_limit:
+        if seconds > max(self._delay_limit, self._longest_delay):
             logger.warning(
                 "capturing the %s graph took %.3f s between two steps, captureDelayMilliseconds allows %.3f s",
                 graph_name(key),
                 seconds,
                 self._delay_limit,
             )
+        self._longest_delay = max(self._longest_delay, seconds)
 
     @property
     def _delay_limit(self) -> float:
@@ -228,17 +228,17 @@ class GraphRunner:
             return
         with self._recorder.many():
             self._begin_pass()
-            for index, key in enumerate(keys):
-                progress(graph_name(key), index / len(keys))
+            for key in keys:
+                progress(graph_name(key), len(self._bytes) / len(self._plan))
                 self._bytes[key] = self._capture(key, dummy_batch).bytes
 
     def _capture(self, key: GraphKey, dummy_batch: DummyBatch, *, trial: bool = False) -> Recorded:
         """Warm up and record."""
         mode, descriptor = key
-        started = time.perf_counter()
         inputs = dummy_batch(descriptor)
         if self._num_warmups and self._recorder.needs_warmup(descriptor):
             self._recorder.warm_up(descriptor, inputs, self._num_warmups)
+        started = time.perf_counter()
         recorded = self._recorder.record(key, inputs, trial=trial)
         self._note_peak(recorded)
         self._unit_seconds.add(mode, time.perf_counter() - started)
@@ -257,28 +257,25 @@ class GraphRunner:
 
     def _too_slow_between_steps(self) -> list[GraphKey]:
         """The pending graphs whose capture would delay a step by more than it may; none is pending after."""
-        slow = []
-        for mode in sorted({mode for mode, _ in self._pending}):
-            seconds = self._unit_seconds.expected(mode)
-            if seconds <= self._delay_limit:
-                continue
-            slow += [key for key in self._pending if key[0] is mode]
-            why = (
-                f"capturing a {mode} graph takes {seconds * 1e3:.0f} ms, "
-                f"captureDelayMilliseconds is {self._effective.capture_delay_milliseconds}"
-            )
-            self._changes.append(
-                ReasonedChange(
-                    "captureMode",
-                    CaptureMode.PROGRESSIVE.value,
-                    CaptureMode.EAGER.value,
-                    ConfigReason.CAPTURE_DELAY_LIMIT,
-                    why,
-                )
-            )
-        self._pending = [key for key in self._pending if key not in slow]
-        if slow and not self._pending:
+        seconds = {mode: self._unit_seconds.expected(mode) for mode, _ in self._pending}
+        modes = sorted(mode for mode in seconds if seconds[mode] > self._delay_limit)
+        if not modes:
+            return []
+        slow = [key for key in self._pending if key[0] in modes]
+        self._pending = [key for key in self._pending if key[0] not in modes]
+        if not self._pending:
             self._capture_mode = CaptureMode.EAGER
+        named = ", ".join(f"{mode} {seconds[mode] * 1e3:.0f} ms" for mode in modes)
+        self._changes.append(
+            ReasonedChange(
+                "captureMode",
+                CaptureMode.PROGRESSIVE.value,
+                f"eager for {', '.join(modes)}" if self._pending else CaptureMode.EAGER.value,
+                ConfigReason.CAPTURE_DELAY_LIMIT,
+                f"captureDelayMilliseconds is {self._effective.capture_delay_milliseconds}, and capturing a graph "
+                f"takes in mode {named}",
+            )
+        )
         return slow
 
     def _share_out(self) -> None:
@@ -301,19 +298,21 @@ class GraphRunner:
         if budget is None:
             return
         decision = fit_budget(memory.graphs, max(0, budget - memory.shared))
-        for graph in decision.dropped:
-            logger.warning(
-                "dropped the %s graph, %d bytes (%s: all graphs hold %d bytes, "
-                "graphMemoryBudget is %d)",
-                graph_name(graph.key),
-                graph.bytes,
-                graph.reason,
-                memory.total(),
-                budget,
-            )
-            self._plan.remove(graph.key)
-            self._bytes.pop(graph.key, None)
-        self._recorder.forget(graph.key for graph in decision.dropped)
+        if not decision.dropped:
+            return
+        gone = [graph.key for graph in decision.dropped]
+        logger.warning(
+            "dropped %d graphs (%s): all %d need %d bytes, graphMemoryBudget is %d",
+            len(gone),
+            decision.dropped[0].reason,
+            len(memory.graphs),
+            memory.total(),
+            budget,
+        )
+        for key in gone:
+            self._plan.remove(key)
+            self._bytes.pop(key, None)
+        self._recorder.forget(gone)
         self._dropped += decision.dropped
 
     def _refuse_writes(self, dummy_batch: DummyBatch) -> None:
@@ -383,6 +382,7 @@ class GraphRunner:
             **self._estimate_report(memory),
             "memory_budget_bytes": self._effective.graph_memory_budget,
             "dropped": [graph.to_json() for graph in self._dropped],
+            "planned": len(self._plan),
             "pending": [graph_name(key) for key in self._pending],
             "longest_delay_seconds": self._longest_delay,
             "capture_seconds": self._capture_seconds,

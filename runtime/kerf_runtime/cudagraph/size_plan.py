@@ -99,6 +99,7 @@ def plan_sizes(
     histogram: Histogram,
     *,
     max_graphs: int,
+    limited_by: str = "--max-graphs",
     max_num_seqs: int,
     max_size: int,
     mode: CUDAGraphMode = CUDAGraphMode.PIECEWISE,
@@ -111,6 +112,7 @@ def plan_sizes(
     Args:
         histogram: real traffic.
         max_graphs: most graphs to record, as ``count_graphs`` counts them.
+        limited_by: what the limit comes from, for the error.
         max_num_seqs: most sequences of a step.
         max_size: largest size to capture, in tokens; larger batches run without a graph.
         mode: decides how many graphs a size needs.
@@ -138,7 +140,7 @@ def plan_sizes(
         needed = count_graphs(mode, (top,), max_num_seqs)
         raise ConfigError(
             f"{max_graphs} graphs are too few: mode {mode} needs {needed} for the largest size {top}",
-            where="--max-graphs",
+            where=limited_by,
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -43,7 +44,7 @@ def kv_cache_bytes(
     """
     requested = engine.kv_cache_bytes
     if memory is None:
-        return _CPU_BYTES if requested is None else requested
+        return _on_cpu(engine, requested)
     used = f"{_mib(memory.total - memory.free)} in use, {_mib(activations)} for activations, {_mib(graphs)} for graphs"
     if requested is None:
         left = int(memory.total * engine.gpu_memory_utilization) - (memory.total - memory.free)
@@ -63,6 +64,20 @@ def kv_cache_bytes(
             f"{engine.kv_cache_memory} do not fit the device of {_mib(memory.total)}: {used}",
             where="engine.kvCacheMemory",
             hint=f"Set kvCacheMemory to auto, or to at most {_mib(max(0, left))}",
+        )
+    return requested
+
+
+def _on_cpu(engine: EngineConfig, requested: int | None) -> int:
+    """As asked for, as long as the machine has so much; pages that no block uses are never taken."""
+    if requested is None:
+        return _CPU_BYTES
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if requested > total:
+        raise ConfigError(
+            f"{engine.kv_cache_memory} do not fit the {_mib(total)} of memory of this machine",
+            where="engine.kvCacheMemory",
+            hint="Set kvCacheMemory to less, or to auto",
         )
     return requested
 

@@ -47,12 +47,15 @@ def log_graphs(report: Mapping[str, Any]) -> None:
             seconds,
         )
     logger.info(
-        "all %d graphs: %d bytes, of which %d are shared; estimated %s bytes",
+        "captured %d of %d graphs: %d bytes, of which %d are shared; estimated %s bytes",
         report["captured"],
+        report["planned"],
         report["memory_bytes"],
         report["shared_bytes"],
         report["estimated_bytes"],
     )
+    if report["pending"]:
+        logger.info("%d graphs are captured between steps", len(report["pending"]))
     for graph in found:
         logger.debug(
             "graph %s %s of %d tokens: %d nodes, %d bytes, %.6f s",

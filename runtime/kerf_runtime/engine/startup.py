@@ -27,7 +27,7 @@ from kerf_runtime.config import (
     needs_compile_cache,
     resolve,
 )
-from kerf_runtime.config.resolve import with_graphs
+from kerf_runtime.config.resolve import refuse, with_graphs
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.args import EngineArgs
@@ -145,6 +145,8 @@ def start_engine(
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("estimate", f"memory of {len(graphs.plan)} graphs"):
             graph_bytes = graphs.estimate_memory(runner.make_dummy_batch, clock.report("estimate"))
+        if spec.compilation.strict:
+            refuse(graphs.changes)
     with clock.phase("kv_alloc"):
         num_blocks = _plan_blocks(
             config,
@@ -226,7 +228,7 @@ def _load(
             device=platform.device,
             quantization=effective.quantization,
             max_model_len=effective.max_model_len,
-            load_format=spec.model.load_format,
+            load_format=effective.load_format,
             progress=clock.report("weights"),
         )
     return cache, loaded

@@ -6,6 +6,7 @@ The module is made on the meta device (no memory); ``parameters.fill`` gives it 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from kerf_runtime.models.registry import family_of
 from kerf_runtime.models.sources import WeightSource, open_source
 
 __all__ = ["LoadedModel", "load_model", "quantized", "torch_dtype"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def load_model(
         model: nn.Module = model_code.build(config)
     with _source(path, load_format) as source:
         if load_format is LoadFormat.DUMMY:
+            logger.warning("weights are random (loadFormat dummy): answers mean nothing")
             fill_at_random(model, dtype=dtype, device=device)
         else:
             plan = weights_code.plan(config, source)
