@@ -243,6 +243,13 @@ def test_strict_refuses_graphs_that_do_not_fit_their_memory():
     assert raised.value.where == "compilation.strict"
 
 
+def test_strict_does_not_mind_when_graphs_are_captured():
+    later = ReasonedChange(
+        "captureMode", "progressive", "eager", ConfigReason.CAPTURE_DELAY_LIMIT, "too slow"
+    )
+    assert left_by_the_capture(True, [later]).changes[-1] == later
+
+
 def test_the_memory_of_graphs_is_in_force_in_bytes():
     wanted = spec(compilation={"graphMemoryBudget": "1Mi"})
     effective = resolve(wanted, platform=platform(), model_max_len=64, model_dtype=DType.FLOAT32)
