@@ -22,7 +22,7 @@ __all__ = ["AttentionMetadata", "ForwardContext", "get_forward_context", "set_fo
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Views of the engine's persistent buffers that describe one batch to the attention op.
+    """Views of the engine's persistent buffers that describe one batch to attention and to state-space mixers.
 
     Attributes:
         query_start: int32 [B+1], first token of each sequence in the batch; padding sequences are empty.
@@ -32,6 +32,9 @@ class AttentionMetadata:
         uniform_decode: every sequence has exactly one query token (padding rows too).
         max_query_len: most tokens that a sequence has in this batch; 0 if unknown.  Known on the host,
             to choose a kernel without waiting for the device.
+        query_lens: tokens of each sequence in this batch, known on the host.
+        state_slots: int64 [B], where the state of each sequence is; None if the model has none.  Padding
+            sequences share a slot that no other has.
     """
 
     query_start: Tensor
@@ -40,6 +43,8 @@ class AttentionMetadata:
     slot_mapping: Tensor
     uniform_decode: bool
     max_query_len: int = 0
+    query_lens: tuple[int, ...] = ()
+    state_slots: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class ForwardContext:
     """Layer name -> (key cache, value cache), each [N, S, K, D]."""
     windows: Mapping[str, int] = field(default_factory=dict)
     """Layer name -> tokens, itself included, that a token attends to; all before it in other layers."""
+    states: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Name of a state-space layer -> what it keeps of each sequence; see ``engine.state_cache``."""
 
 
 _current: ForwardContext | None = None

@@ -19,6 +19,8 @@ class ConfigReason(StrEnum):
     LEVEL_TOO_LOW = "LevelTooLow"
     EMPTY_SPLITTING_OPS = "EmptySplittingOps"
     ATTENTION_BACKEND_LIMIT = "AttentionBackendLimit"
+    MIXER_LIMIT = "StateSpaceMixerLimit"
+    STATE_SPACE_LAYERS = "StateSpaceLayers"
     PLATFORM_UNSUPPORTED = "PlatformUnsupported"
     SPLITTING_OPS_LIMIT = "SplittingOpsLimit"
     EAGER_BACKEND = "EagerBackend"

@@ -134,7 +134,10 @@ SEQS = ("--max-num-seqs", "8")
         ((*SEQS, "--memory-budget", "1Gi"), "--memory-budget: a memory budget needs to know"),
         ((*SEQS, "--memory-budget", "1GB"), "--memory-budget: '1GB' is not a quantity"),
         ((*SEQS, "--bytes-per-graph", "0"), "--bytes-per-graph: 0 bytes hold no graph"),
-        ((*SEQS, "--memory-budget", "1", "--bytes-per-graph", "2"), "--memory-budget: 0 graphs are too few"),
+        (
+            (*SEQS, "--memory-budget", "1", "--bytes-per-graph", "2"),
+            "--memory-budget: 0 graphs are too few",
+        ),
         ((*SEQS, "--max-graphs", "0"), "0 is not in the range"),
     ],
 )

@@ -104,15 +104,17 @@ def greedy_reference(
     answers = []
     for prompt in prompts:
         ids, cache, answer = torch.tensor([list(prompt)]), None, []
+        # Not every model of transformers counts on from what is in its cache.
+        places = torch.arange(len(prompt))[None]
         for _ in range(count):
             with warnings.catch_warnings():
                 # Newer releases call the argument "cache" and still take the old name.
                 warnings.simplefilter("ignore", FutureWarning)
-                out = model(ids, past_key_values=cache, use_cache=True)
+                out = model(ids, position_ids=places, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             token = int(out.logits[0, -1].argmax())
             answer.append(token)
-            ids = torch.tensor([[token]])
+            ids, places = torch.tensor([[token]]), places[:, -1:] + 1
         answers.append(answer)
     return answers
 

@@ -14,7 +14,7 @@ from tests.engine.matrix import (
     expected_dispatch,
     play,
 )
-from tests.models.checkpoints import make_llama, make_random
+from tests.models.checkpoints import make_bamba, make_llama, make_random
 from transformers import OPTConfig, OPTForCausalLM
 
 from kerf_runtime.compilation.counters import compilation_counter
@@ -41,7 +41,17 @@ def make_tiny_llama() -> Any:
     return make_llama(num_key_value_heads=1, **HEADS_OF_64)
 
 
-FAMILIES = {"Llama": make_tiny_llama, "OPT": make_opt}
+def make_hybrid() -> Any:
+    return make_bamba(
+        num_hidden_layers=3,
+        attn_layer_indices=[1],
+        num_key_value_heads=1,
+        mamba_n_heads=4,
+        **HEADS_OF_64,
+    )
+
+
+FAMILIES = {"Llama": make_tiny_llama, "OPT": make_opt, "Bamba": make_hybrid}
 
 
 def play_reference(core: EngineCore) -> list[list[Played]]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from tests.engine.engines import GREEDY, engine_args, generate, greedy_reference, started
-from tests.models.checkpoints import make_llama, write_safetensors
+from tests.models.checkpoints import make_bamba, make_llama, write_safetensors
 from tests.models.test_gpt import make_gpt2, make_opt
 from tests.models.test_llama_variants import make_mistral, make_qwen2, make_qwen3
 
+from kerf_runtime.engine.kv_cache import bytes_per_block
+from kerf_runtime.engine.state_cache import state_cache_bytes
 from kerf_runtime.models import read_model_config
 from kerf_runtime.models.registry import supported_architectures
 
@@ -31,6 +33,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Qwen3": make_qwen3,
     "OPT": make_opt,
     "GPT-2": make_gpt2,
+    "Bamba": make_bamba,
 }
 TEXT = [(7 * i * i + 3) % 320 for i in range(90)]
 PROMPTS = [TEXT[:70], TEXT[:40], [*TEXT[:33], 9, 9], TEXT[1:60], TEXT[:70], [5]]
@@ -58,16 +61,17 @@ def test_answers_are_those_of_transformers(
         "maxNumBatchedTokens": budget,
         "blockSize": 8,
     }
+    config = read_model_config(folder)
     if blocks is not None:
-        config = read_model_config(folder)
-        size = 2 * config.num_layers * 8 * config.kv_size * 4
-        limits["kvCacheMemory"] = f"{-(-blocks * size // 1024)}Ki"
+        size = blocks * bytes_per_block(config, 8, 4) + state_cache_bytes(config, 6, 4)
+        limits["kvCacheMemory"] = f"{-(-size // 1024)}Ki"
     core = started(engine_args(folder, engine=limits))
     for _ in range(2):
         assert generate(core, PROMPTS) == answers
     stats = core.stats()
     assert (stats["preemptions"] > 0) == (blocks is not None)
-    assert (stats["prefix_cache_hits"] > 0) == cached
+    # A state-space layer has nothing that could be found again.
+    assert (stats["prefix_cache_hits"] > 0) == (cached and config.state_shape is None)
 
 
 def test_no_family_is_left_out() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +15,9 @@ from kerf_runtime.engine.kv_cache import (
     kv_cache_bytes,
     plan_blocks,
 )
+from kerf_runtime.engine.state_cache import allocate_states, state_cache_bytes
 from kerf_runtime.errors import ConfigError
+from kerf_runtime.models.bamba.config import BambaModelConfig
 from kerf_runtime.models.llama.config import LlamaModelConfig
 from kerf_runtime.platforms import DeviceMemory
 
@@ -69,6 +74,46 @@ def test_memory_for_less_than_one_sequence_is_refused_with_the_amount_that_is_ne
     assert caught.value.where == "engine.kvCacheMemory"
     assert "maxModelLen 2560 needs 2Mi" in str(caught.value)
     assert "or maxModelLen to at most 192" in str(caught.value)
+
+
+HYBRID = BambaModelConfig(
+    **{f.name: getattr(CONFIG, f.name) for f in fields(CONFIG) if f.name != "architecture"},
+    architecture="BambaForCausalLM",
+    rotary_size=8,
+    attention_layers=(1,),
+    mixer_heads=8,
+    mixer_head_dim=16,
+    mixer_groups=1,
+    mixer_columns=32,
+    conv_width=4,
+    conv_bias=True,
+    mixer_bias=False,
+)
+
+
+def test_layers_without_attention_have_no_part_in_a_block() -> None:
+    assert bytes_per_block(HYBRID, 16, 4) == bytes_per_block(CONFIG, 16, 4) // 2
+
+
+def test_the_states_of_all_requests_and_of_padding_are_set_aside_first() -> None:
+    config = engine("400Ki", seqs=4)
+    states = 5 * (3 * (128 + 2 * 32) * 4 + 8 * 16 * 32 * 4)
+    assert state_cache_bytes(HYBRID, 4, 4) == states
+    assert state_cache_bytes(CONFIG, 4, 4) == 0
+    blocks = plan_blocks(HYBRID, 400 * 1024, config, max_model_len=256, itemsize=4)
+    assert blocks == (400 * 1024 - states) // bytes_per_block(HYBRID, 16, 4) > 16
+    with pytest.raises(ConfigError, match="with the states of maxNumSeqs 4 requests"):
+        plan_blocks(HYBRID, states, config, max_model_len=256, itemsize=4)
+
+
+def test_states_have_one_tensor_for_inputs_and_one_in_float32_per_layer() -> None:
+    options: dict[str, Any] = {"slots": 5, "dtype": torch.bfloat16, "device": torch.device("cpu")}
+    found = allocate_states(["a"], HYBRID, **options)
+    inputs, state = found["a"]
+    assert (inputs.shape, inputs.dtype) == ((5, 3, 192), torch.bfloat16)
+    assert (state.shape, state.dtype) == ((5, 8, 16, 32), torch.float32)
+    assert sum(t.nbytes for t in found["a"]) == state_cache_bytes(HYBRID, 4, 2)
+    assert allocate_states([], CONFIG, **options) == {}
 
 
 GIB = 2**30

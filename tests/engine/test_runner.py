@@ -23,9 +23,14 @@ LIMITS = SchedulerLimits(
 )
 
 
-def make_runner() -> ModelRunner:
+def make_runner(*, states: bool = False) -> ModelRunner:
     return ModelRunner(
-        nn.Module(), LIMITS, capture_sizes=(1, 2, 8), kv_caches={}, device=torch.device("cpu")
+        nn.Module(),
+        LIMITS,
+        capture_sizes=(1, 2, 8),
+        kv_caches={},
+        device=torch.device("cpu"),
+        states={"layer": (torch.empty(0), torch.empty(0))} if states else None,
     )
 
 
@@ -99,6 +104,36 @@ def test_addresses_and_shapes_depend_on_the_descriptor_alone(uniform: bool) -> N
         return [(t.data_ptr(), t.shape, t.stride()) for t in tensors]
 
     assert identity(first) == identity(second)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_state_slots_are_those_of_the_requests_and_then_that_of_padding(uniform: bool) -> None:
+    runner = make_runner(states=True)
+    batch = scheduled(5, 2, decoded=1)
+    _, _, context = runner.prepare(batch, decision(8, uniform=uniform))
+    assert context.attention is not None
+    slots = context.attention.state_slots
+    assert slots is not None
+    assert slots.tolist() == [1, 2, *[0] * (6 if uniform else 2)]
+    assert len(slots) == len(context.attention.seq_lens)
+    assert context.attention.query_lens == (1, 1)
+    assert list(context.states) == ["layer"]
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_dummy_batch_has_no_state_but_that_of_padding(uniform: bool) -> None:
+    runner = make_runner(states=True)
+    runner.prepare(scheduled(5, 2, decoded=1), decision(8, uniform=True))
+    _, _, context = runner.make_dummy_batch(BatchDescriptor(8, uniform))
+    assert context.attention is not None
+    assert context.attention.state_slots is not None
+    assert set(context.attention.state_slots.tolist()) == {0}
+
+
+def test_a_model_without_states_is_told_no_slots() -> None:
+    _, _, context = make_runner().prepare(scheduled(5), decision(8, uniform=False))
+    assert context.attention is not None
+    assert context.attention.state_slots is None
 
 
 def test_what_an_earlier_larger_step_left_is_not_seen_again() -> None:

@@ -578,6 +578,12 @@ class Simulation:
             assert len(texts) == 1 or len(texts[0]) % size == 0, "only full blocks are shared"
         assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
         assert self.scheduler.limits.prefix_caching or not pool.cached
+        slots = [r.state_slot for r in self.live.values() if r.state is RequestState.RUNNING]
+        waiting = [r.state_slot for r in self.live.values() if r.state is RequestState.WAITING]
+        assert len(slots) == self.scheduler.num_running
+        assert set(waiting) <= {None}
+        free = self.scheduler._free_slots
+        assert sorted([*slots, *free]) == list(range(1, self.scheduler.limits.max_num_seqs + 1))
 
 
 @settings(max_examples=100, deadline=None)

@@ -26,12 +26,15 @@ pytestmark = pytest.mark.gpu
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}
 """Of the logits of a sequence, relative to their norm."""
 
+IN_FORCE = {("Bamba", "FULL"): "FULL_AND_PIECEWISE"}
+"""What is in force instead: no graph holds the mixer of a batch with prompts."""
+
 
 class Engines:
     """Starts engines of one model and data type, which is compiled by the first of them."""
 
-    def __init__(self, folder: Path, cache: Path, dtype: str) -> None:
-        self._folder, self._cache, self.dtype = folder, cache, dtype
+    def __init__(self, folder: Path, cache: Path, family: str, dtype: str) -> None:
+        self._folder, self._cache, self.family, self.dtype = folder, cache, family, dtype
         self.reference = play_reference(self.start("NONE"))
 
     def start(self, mode: str) -> EngineCore:
@@ -48,7 +51,7 @@ class Engines:
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
     family, dtype = request.param
     folder = write_safetensors(tmp_path_factory.mktemp("model"), FAMILIES[family]())
-    return Engines(folder, tmp_path_factory.mktemp("cache"), dtype)
+    return Engines(folder, tmp_path_factory.mktemp("cache"), family, dtype)
 
 
 @pytest.mark.parametrize("mode", PARTS)
@@ -68,4 +71,4 @@ def test_every_batch_answers_like_mode_none_and_runs_as_the_rules_say(
             tie = TOLERANCE[engines.dtype] * float(logits.abs().max())
             assert float(logits[wanted] - logits[token]) <= tie, where
 
-    check_mode(core, mode, engines.reference, compare)
+    check_mode(core, IN_FORCE.get((engines.family, mode), mode), engines.reference, compare)

@@ -11,8 +11,15 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
+from kerf_runtime.engine.state_cache import allocate_states
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext, set_forward_context
 from kerf_runtime.models import LoadedModel
 
@@ -41,6 +48,23 @@ def make_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     """A random Llama of transformers whose logits are spread out, so that argmax is never a tie."""
     model: LlamaForCausalLM = make_random(
         LlamaForCausalLM, LlamaConfig(**{**TINY, **overrides}), seed
+    )
+    return model
+
+
+def make_bamba(seed: int = 0, **overrides: Any) -> BambaForCausalLM:
+    """A random hybrid of transformers: three layers with a mixer, the third of four with attention."""
+    options = {
+        **TINY,
+        "num_hidden_layers": 4,
+        "attn_layer_indices": [2],
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "pad_token_id": None,  # its vector would be zeros
+    }
+    model: BambaForCausalLM = make_random(
+        BambaForCausalLM, BambaConfig(**{**options, **overrides}), seed
     )
     return model
 
@@ -171,9 +195,16 @@ def our_logits(
             block_table=torch.arange(blocks, dtype=torch.int32)[None],
             slot_mapping=torch.arange(count),
             uniform_decode=False,
+            query_lens=(count,),
+            state_slots=torch.ones(1, dtype=torch.int64),
+        )
+        states = allocate_states(
+            loaded.mixer_layers, config, slots=2, dtype=embedding.dtype, device=embedding.device
         )
         tokens, positions = torch.tensor(ids), torch.arange(count)
-    context = ForwardContext(attention=metadata, kv_caches=caches, windows=loaded.windows)
+    context = ForwardContext(
+        attention=metadata, kv_caches=caches, windows=loaded.windows, states=states
+    )
     with set_forward_context(context):
         hidden = (loaded.model if forward is None else forward)(tokens, positions)
     logits: Tensor = loaded.model.compute_logits(hidden)  # type: ignore[operator]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.compilation.graphs import trace_and_split
+from tests.compilation.graphs import ATTENTION, trace_and_split
 from tests.models.checkpoints import our_logits, reference_logits
 
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
@@ -38,7 +38,8 @@ def assert_parity(path: Path, model: Any, **options: Any) -> None:
 
 def pieces(path: Path, **options: Any) -> tuple[int, int]:
     """How many pieces the traced and cut model has, and how many different programs to compile."""
-    _, split = trace_and_split(load(path, **options).model)
+    loaded = load(path, **options)
+    _, split = trace_and_split(loaded.model, (*ATTENTION, *loaded.config.mixer_ops))
     programs = [fingerprint_piece(piece.module) for piece in split.compilable]
     return len(split.pieces), len(set(programs))
 

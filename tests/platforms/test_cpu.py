@@ -15,6 +15,7 @@ def test_graphs_are_labelled_as_emulated():
     facts = current_platform().facts()
     assert (facts.name, facts.graph_backend) == ("cpu", "emulated")
     assert facts.attention_graph_support is AttentionGraphSupport.ALWAYS
+    assert facts.mixer_graph_support is AttentionGraphSupport.ALWAYS
     assert facts.default_dtype is DType.FLOAT32
 
 

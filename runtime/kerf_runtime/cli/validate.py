@@ -92,7 +92,14 @@ def _check_compiler(document: ModelDeploymentDocument) -> None:
     """Refuse operators and options that a compilation here would refuse."""
     from kerf_runtime.compilation.backends import backend_named
     from kerf_runtime.compilation.split import resolve_splitting_ops
-    from kerf_runtime.ops import activation, attention, norm, quant, rotary  # noqa: F401  (registers them)
+    from kerf_runtime.ops import (  # noqa: F401  (registers them)
+        activation,
+        attention,
+        mamba,
+        norm,
+        quant,
+        rotary,
+    )
 
     compilation = document.spec.compilation
     resolve_splitting_ops(tuple(compilation.splitting_ops or ()))
@@ -112,5 +119,6 @@ def _effective(document: ModelDeploymentDocument, model_path: Path) -> dict[str,
         platform=current_platform().facts(),
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
+        mixer_ops=config.mixer_ops,
     )
     return effective.to_json()

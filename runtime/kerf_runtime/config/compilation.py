@@ -24,6 +24,7 @@ __all__ = [
     "ATTENTION_OPS",
     "CAPTURE_SIZES",
     "MAX_SIZE",
+    "MIXER_OPS",
     "SIZE_RULES",
     "CUDAGraphMode",
     "CaptureMode",
@@ -37,6 +38,10 @@ __all__ = [
 
 ATTENTION_OPS: tuple[str, ...] = ("kerf::attention",)
 """Default splitting ops: the graph is cut at every call of one of them."""
+
+MIXER_OPS: tuple[str, ...] = ("kerf::mamba_mixer",)
+"""The operators of state-space layers.  Where attention is a splitting op, so are those of the model: they
+stand where attention stands in other layers, and the document need not know which model it is about."""
 
 InductorValue = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 """JSON values only: infinity has no JSON form, and the document travels to the pods as JSON."""
@@ -260,7 +265,8 @@ class CompilationConfig(ConfigModel):
         description=(
             "Operators at which the graph is cut, written namespace::name, or namespace::name.overload for one of "
             "its overloads; the model must call every one. Duplicates are dropped and the list is sorted. "
-            "Default: the attention operator. An empty list compiles the model as one piece."
+            "Default: the attention operator, kerf::attention, with which the state-space mixer of a hybrid model, "
+            "kerf::mamba_mixer, is cut out too. An empty list compiles the model as one piece."
         ),
     )
     inductor_config: dict[str, InductorValue] | None = Field(

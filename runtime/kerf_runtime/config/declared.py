@@ -26,7 +26,9 @@ __all__ = [
     "passes",
     "requested_capture_sizes",
     "requested_compile_sizes",
+    "split_out",
     "splitting_ops",
+    "with_mixers",
 ]
 
 
@@ -50,14 +52,26 @@ def requested_capture_sizes(spec: ModelDeploymentSpec) -> tuple[int, ...]:
 
 
 def splitting_ops(compilation: CompilationConfig) -> tuple[str, ...]:
-    """The splitting ops with the default written out."""
+    """The splitting ops with the default written out, without knowing the model; see ``with_mixers``."""
     ops = compilation.splitting_ops
     return ATTENTION_OPS if ops is None else tuple(ops)
 
 
+def with_mixers(ops: tuple[str, ...], mixer_ops: tuple[str, ...]) -> tuple[str, ...]:
+    """The splitting ops ``ops`` for a model with these state-space operators: cut out where attention is."""
+    if not attention_is_split_out(ops):
+        return ops
+    return tuple(sorted({*ops, *(op for op in mixer_ops if not split_out(ops, (op,)))}))
+
+
 def attention_is_split_out(ops: tuple[str, ...]) -> bool:
-    """Whether attention is a piece of its own; an overload such as ``kerf::attention.default`` counts."""
-    return any(op.partition(".")[0] in ATTENTION_OPS for op in ops)
+    """Whether attention is a piece of its own."""
+    return split_out(ops, ATTENTION_OPS)
+
+
+def split_out(ops: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether all of ``wanted`` are pieces of their own; an overload such as ``kerf::attention.default`` counts."""
+    return {op.partition(".")[0] for op in ops} >= set(wanted)
 
 
 def inductor_compiles(compilation: CompilationConfig, level: CompilationLevel) -> bool:

@@ -90,7 +90,7 @@ class EngineConfig(ConfigModel):
     kv_cache_memory: MemoryOrAuto = Field(
         AUTO_MEMORY,
         description=(
-            "Memory for the KV cache, as a quantity of bytes. auto: on a GPU what gpuMemoryUtilization leaves beside "
+            "Memory for the KV cache, and for the states of state-space layers, as a quantity of bytes. auto: on a GPU what gpuMemoryUtilization leaves beside "
             "weights, activations and recorded graphs; 1Gi on a CPU. Default auto."
         ),
     )
@@ -108,7 +108,7 @@ class EngineConfig(ConfigModel):
         True,
         description=(
             "Keep the keys and values of earlier requests while there is room, and compute only what a prompt does not "
-            "share with them. Default true."
+            "share with them. Off for models with state-space layers. Default true."
         ),
     )
     max_queue_len: int = Field(

@@ -14,6 +14,7 @@ from typing import Any
 
 from kerf_runtime.config import declared
 from kerf_runtime.config.compilation import (
+    ATTENTION_OPS,
     CaptureMode,
     CompilationConfig,
     CompilationLevel,
@@ -40,7 +41,7 @@ NO_GRAPHS = "none"
 
 
 class AttentionGraphSupport(IntEnum):
-    """Which batches an attention implementation can have inside a full graph."""
+    """Which batches an implementation of attention, or of a state-space mixer, can have inside a full graph."""
 
     NEVER = 0
     SINGLE_TOKEN_DECODE = 1
@@ -54,6 +55,7 @@ class PlatformFacts:
 
     Attributes:
         graph_backend: how graphs are recorded; ``none`` where they cannot be.
+        mixer_graph_support: what the mixer of state-space layers can have in a graph.
     """
 
     name: str
@@ -61,6 +63,7 @@ class PlatformFacts:
     attention_backend: str
     attention_graph_support: AttentionGraphSupport
     default_dtype: DType
+    mixer_graph_support: AttentionGraphSupport = AttentionGraphSupport.NEVER
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class EffectiveConfig:
         compile_sizes: tokens of the static compilations, ascending; empty where no pieces are compiled.
         graph_memory_budget: most bytes of all graphs; None without a limit.
         capture_delay_milliseconds: most that a progressive capture may delay a step.
+        prefix_caching: whether requests that begin alike share what was computed.
         passes: the passes that run; all off where Inductor compiles no pieces.
         changes: every difference, in the order in which it was decided.
         warnings: what is in force as asked and may still not do what was hoped for.
@@ -96,6 +100,7 @@ class EffectiveConfig:
     cudagraph_copy_inputs: bool
     quantization: Quantization | None
     load_format: LoadFormat
+    prefix_caching: bool
     changes: tuple[ReasonedChange, ...]
     warnings: tuple[ReasonedChange, ...]
 
@@ -108,7 +113,12 @@ class EffectiveConfig:
 
 
 def resolve(
-    spec: ModelDeploymentSpec, *, platform: PlatformFacts, model_max_len: int, model_dtype: DType
+    spec: ModelDeploymentSpec,
+    *,
+    platform: PlatformFacts,
+    model_max_len: int,
+    model_dtype: DType,
+    mixer_ops: tuple[str, ...] = (),
 ) -> EffectiveConfig:
     """The effective configuration of ``spec`` on ``platform``.
 
@@ -117,15 +127,27 @@ def resolve(
         platform: facts about the machine.
         model_max_len: the longest sequence the checkpoint supports, in tokens.
         model_dtype: the checkpoint's own data type.
+        mixer_ops: operators of the model's state-space layers, if it has any.
 
     Raises:
         ConfigError: contradictory, impossible, or a downgrade under ``strict``.
     """
     compilation, engine = spec.compilation, spec.engine
     level, changes = _level(spec)
-    splitting = declared.splitting_ops(compilation)
-    mode, lowered = _mode(spec, level, splitting, platform)
+    splitting = declared.with_mixers(declared.splitting_ops(compilation), mixer_ops)
+    mode, lowered = _mode(spec, level, splitting, platform, mixer_ops)
     changes += lowered
+    prefix_caching = engine.prefix_caching and not mixer_ops
+    if prefix_caching is not engine.prefix_caching:
+        changes.append(
+            ReasonedChange(
+                "prefixCaching",
+                "true",
+                "false",
+                ConfigReason.STATE_SPACE_LAYERS,
+                "the model has state-space layers, which keep the end of a text and not its parts",
+            )
+        )
     passes = declared.passes(compilation, level)
     compile_sizes = declared.compile_sizes(spec, level)
     changes += _switched_off(spec, level, passes, compile_sizes)
@@ -156,6 +178,7 @@ def resolve(
         cudagraph_copy_inputs=compilation.cudagraph_copy_inputs,
         quantization=engine.quantization,
         load_format=spec.model.load_format,
+        prefix_caching=prefix_caching,
         changes=tuple(changes),
         warnings=_warnings(passes),
     )
@@ -218,6 +241,7 @@ def _mode(
     level: CompilationLevel,
     splitting: tuple[str, ...],
     platform: PlatformFacts,
+    mixer_ops: tuple[str, ...],
 ) -> tuple[CUDAGraphMode, list[ReasonedChange]]:
     """The mode in force, lowered one reason at a time."""
     mode = spec.compilation.cudagraph_mode
@@ -254,22 +278,34 @@ def _mode(
             ConfigReason.EMPTY_SPLITTING_OPS,
             "with no splitting ops the only piece is the whole forward",
         )
-    support = platform.attention_graph_support
-    limit = f"attention backend {platform.attention_backend} supports {support.name} in a graph"
-    split_out = declared.attention_is_split_out(splitting)
 
-    def records_attention(part: CUDAGraphMode) -> bool:
-        return part is CUDAGraphMode.FULL or (part is CUDAGraphMode.PIECEWISE and not split_out)
+    def limit(
+        ops: tuple[str, ...], support: AttentionGraphSupport, reason: ConfigReason, who: str
+    ) -> None:
+        """Keep ``ops`` out of the graphs that cannot have them."""
+        why = f"{who} supports {support.name} in a graph"
+        split_out = declared.split_out(splitting, ops)
 
-    if records_attention(mode.mixed_mode()) and support < AttentionGraphSupport.ALWAYS:
-        pieces = level is CompilationLevel.PIECEWISE and split_out
-        to = CUDAGraphMode.FULL_AND_PIECEWISE if pieces else CUDAGraphMode.FULL_DECODE_ONLY
-        lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
-    if records_attention(mode.decode_mode()) and support is AttentionGraphSupport.NEVER:
-        to = (
-            CUDAGraphMode.PIECEWISE if mode.requires_piecewise_compilation() else CUDAGraphMode.NONE
-        )
-        lower(to, ConfigReason.ATTENTION_BACKEND_LIMIT, limit)
+        def records(part: CUDAGraphMode) -> bool:
+            return part is CUDAGraphMode.FULL or (part is CUDAGraphMode.PIECEWISE and not split_out)
+
+        if records(mode.mixed_mode()) and support < AttentionGraphSupport.ALWAYS:
+            pieces = level is CompilationLevel.PIECEWISE and split_out
+            to = CUDAGraphMode.FULL_AND_PIECEWISE if pieces else CUDAGraphMode.FULL_DECODE_ONLY
+            lower(to, reason, why)
+        if records(mode.decode_mode()) and support is AttentionGraphSupport.NEVER:
+            pieces = mode.requires_piecewise_compilation()
+            lower(CUDAGraphMode.PIECEWISE if pieces else CUDAGraphMode.NONE, reason, why)
+
+    limit(
+        ATTENTION_OPS,
+        platform.attention_graph_support,
+        ConfigReason.ATTENTION_BACKEND_LIMIT,
+        f"attention backend {platform.attention_backend}",
+    )
+    if mixer_ops:
+        who = f"the state-space mixer on {platform.name}"
+        limit(mixer_ops, platform.mixer_graph_support, ConfigReason.MIXER_LIMIT, who)
     return mode, changes
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kerf_runtime.config.engine import EngineConfig
+from kerf_runtime.engine.state_cache import state_cache_bytes
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.platforms.interface import DeviceMemory
@@ -22,14 +23,14 @@ _CPU_BYTES = 2**30
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, itemsize: int) -> int:
-    """Bytes of one block in all layers: keys and values."""
-    return 2 * config.num_layers * block_size * config.kv_size * itemsize
+    """Bytes of one block in all layers that have attention: keys and values."""
+    return 2 * config.num_attention_layers * block_size * config.kv_size * itemsize
 
 
 def kv_cache_bytes(
     engine: EngineConfig, memory: DeviceMemory | None, *, activations: int, graphs: int
 ) -> int:
-    """Memory for the KV cache: what was asked for, or what is left of the device.
+    """Memory for the KV cache and the states of requests: what was asked for, or what the device has left.
 
     What compiling and warming up had in use for a moment does not count: ``memory`` is taken afterwards.
 
@@ -93,7 +94,7 @@ def plan_blocks(
 
     Args:
         config: of the model.
-        memory: for all blocks, in bytes.
+        memory: for all blocks, and for the states of requests if the model has any, in bytes.
         engine: block size, number of sequences, prefix caching.
         max_model_len: in tokens.
         itemsize: bytes of one cached number.
@@ -103,17 +104,20 @@ def plan_blocks(
     """
     per_block = bytes_per_block(config, engine.block_size, itemsize)
     per_sequence = -(-max_model_len // engine.block_size)
-    affordable = memory // per_block
+    states = state_cache_bytes(config, engine.max_num_seqs, itemsize)
+    affordable = max(0, memory - states) // per_block
     if affordable < per_sequence:
-        needed = -(-per_sequence * per_block // 2**20)
+        needed = -(-(per_sequence * per_block + states) // 2**20)
         fitting = affordable * engine.block_size
         asked = engine.kv_cache_memory if engine.kv_cache_bytes is not None else _mib(memory)
         raise ConfigError(
             f"{asked} holds {fitting} tokens, but one sequence of maxModelLen "
-            f"{max_model_len} needs {needed}Mi",
+            f"{max_model_len} needs {needed}Mi"
+            + (f" with the states of maxNumSeqs {engine.max_num_seqs} requests" if states else ""),
             where="engine.kvCacheMemory",
             hint=f"Set kvCacheMemory to at least {needed}Mi"
-            + (f", or maxModelLen to at most {fitting}" if fitting else ""),
+            + (f", or maxModelLen to at most {fitting}" if fitting else "")
+            + (", or lower maxNumSeqs" if states else ""),
         )
     if engine.prefix_caching:
         return affordable

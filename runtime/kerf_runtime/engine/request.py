@@ -46,6 +46,7 @@ class Request:
         blocks: cache blocks in order of position.  Full ones may have other owners too.  The list is
             replaced or grows, and never changes otherwise.
         block_keys: of the leading full blocks, as far as they were needed.
+        state_slot: where the states of state-space layers are while it runs; None before and after.
         published: leading blocks that others can find.
         cached_tokens: of the prompt, found in the cache when the request was first admitted.
         was_scheduled: whether a step has run it yet.
@@ -65,6 +66,7 @@ class Request:
     pending: int = 0
     blocks: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
+    state_slot: int | None = None
     published: int = 0
     cached_tokens: int = 0
     was_scheduled: bool = False

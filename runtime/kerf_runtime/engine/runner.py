@@ -31,6 +31,7 @@ from kerf_runtime.engine.request import Request
 from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
 from kerf_runtime.engine.sampler import sample
 from kerf_runtime.engine.scheduler import Batch, SchedulerLimits
+from kerf_runtime.engine.state_cache import PADDING_SLOT
 from kerf_runtime.engine.transfer import Received
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext
 
@@ -115,6 +116,7 @@ class ModelRunner:
         capture_sizes: padded batch sizes that may occur, in tokens.
         kv_caches: of every attention layer; they may be replaced before the first graph is captured.
         windows: of attention layers with a sliding window, in tokens.
+        states: of every state-space layer, likewise; empty if the model has none.
         device: where the model is.
     """
 
@@ -127,11 +129,13 @@ class ModelRunner:
         kv_caches: Mapping[str, tuple[Tensor, Tensor]],
         windows: Mapping[str, int] = MappingProxyType({}),
         device: torch.device,
+        states: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self._model = cast(ComputesLogits, model)
         self._limits = limits
         self.kv_caches = kv_caches
         self._windows = windows
+        self.states = states or {}
         self._device = device
         largest = max(capture_sizes, default=0)
         tokens = max(limits.max_num_batched_tokens, largest)
@@ -152,10 +156,14 @@ class ModelRunner:
         self._last = StepBuffer(sequences, dtype=torch.int64, device=device)
         self._fed = StepBuffer(2, sequences, dtype=torch.int64, device=device)
         """Where in the batch a pending token belongs, and which of the tokens of the step before it is."""
-        self._buffers = (
+        self._buffers: tuple[StepBuffer, ...] = (
             *(self._input_ids, self._positions, self._slots, self._query_start),
             *(self._seq_lens, self._block_table, self._last, self._fed),
         )
+        self._state_slots: StepBuffer | None = None
+        if self.states:
+            self._state_slots = StepBuffer(sequences, dtype=torch.int64, device=device)
+            self._buffers += (self._state_slots,)
         self._sampling = Sampling()
         """Of the step before."""
         self._histories: WeakKeyDictionary[Request, TokenHistory] = WeakKeyDictionary()
@@ -182,11 +190,9 @@ class ModelRunner:
         for buffer in self._buffers:
             buffer.turn()
         at = 0
-        longest = 1
         pending: list[tuple[int, int]] = []
         for row, item in enumerate(batch.items):
             start, count = item.start, item.count
-            longest = max(longest, count)
             self._write_blocks(row, item.request.blocks)
             known = item.request.tokens[start : start + count]
             self._input_ids.host[at : at + len(known)] = known
@@ -198,7 +204,11 @@ class ModelRunner:
         uniform = decision.descriptor.uniform_decode or (
             batch.uniform_decode and decision.mode is CUDAGraphMode.PIECEWISE
         )
-        inputs = self._views(decision.descriptor.num_tokens, uniform, at, len(batch.items), longest)
+        if self._state_slots is not None:
+            slots = [item.request.state_slot for item in batch.items]
+            self._state_slots.host[: len(slots)] = slots
+        lengths = [item.count for item in batch.items]
+        inputs = self._views(decision.descriptor.num_tokens, uniform, lengths)
         self._feed(pending)
         return inputs
 
@@ -227,7 +237,8 @@ class ModelRunner:
     ) -> tuple[Tensor, Tensor, ForwardContext]:
         """A realistic batch for recording: decode rows with the longest context, or long prompts.
 
-        Every sequence reads block 0 of the KV cache, and none writes: requests may be running.
+        Every sequence reads block 0 of the KV cache, and none writes, nor has a request's state: requests may
+        be running.
         """
         size, longest = descriptor.num_tokens, self._limits.max_model_len
         if self._device.type == "cpu":
@@ -237,14 +248,18 @@ class ModelRunner:
         self._block_table.host[:] = 0
         self._rows = [None] * len(self._rows)
         self._stale_rows = (0, len(self._rows))
-        at, row = 0, 0
+        at = 0
+        lengths: list[int] = []
         while at < size:
             count = 1 if descriptor.uniform_decode else min(size - at, longest)
-            self._write_place(row, at, longest - count if descriptor.uniform_decode else 0, count)
-            at, row = at + count, row + 1
+            start = longest - count if descriptor.uniform_decode else 0
+            self._write_place(len(lengths), at, start, count)
+            at += count
+            lengths.append(count)
         self._slots.host[:size] = -1
-        most = 1 if descriptor.uniform_decode else min(size, longest)
-        return self._views(size, descriptor.uniform_decode, at, row, most)
+        if self._state_slots is not None:
+            self._state_slots.host[: len(lengths)] = PADDING_SLOT
+        return self._views(size, descriptor.uniform_decode, lengths)
 
     def _write_place(self, row: int, at: int, start: int, count: int) -> None:
         """Where ``count`` tokens of sequence ``row``, at batch index ``at``, stand and are cached."""
@@ -257,8 +272,10 @@ class ModelRunner:
         self._seq_lens.host[row] = start + count
 
     def _views(
-        self, padded: int, uniform: bool, tokens: int, sequences: int, longest: int
+        self, padded: int, uniform: bool, lengths: Sequence[int]
     ) -> tuple[Tensor, Tensor, ForwardContext]:
+        """The buffers as the inputs of a batch of ``padded`` tokens, with sequences of ``lengths`` in it."""
+        tokens, sequences = sum(lengths), len(lengths)
         self._input_ids.host[tokens:padded] = 0
         self._positions.host[tokens:padded] = 0
         self._slots.host[tokens:padded] = -1
@@ -269,16 +286,23 @@ class ModelRunner:
             rows = max(min(padded, self._limits.max_num_seqs), sequences)
             self._query_start.host[sequences : rows + 1] = tokens
         self._seq_lens.host[sequences:rows] = 0
+        if self._state_slots is not None:
+            self._state_slots.host[sequences:rows] = PADDING_SLOT
         metadata = AttentionMetadata(
             query_start=self._query_start.view(rows + 1),
             seq_lens=self._seq_lens.view(rows),
             block_table=self._view_blocks(rows),
             slot_mapping=self._slots.view(padded),
             uniform_decode=uniform,
-            max_query_len=longest,
+            max_query_len=max(lengths),
+            query_lens=tuple(lengths),
+            state_slots=None if self._state_slots is None else self._state_slots.view(rows),
         )
         context = ForwardContext(
-            attention=metadata, kv_caches=self.kv_caches, windows=self._windows
+            attention=metadata,
+            kv_caches=self.kv_caches,
+            windows=self._windows,
+            states=self.states,
         )
         return self._input_ids.view(padded), self._positions.view(padded), context
 

@@ -16,6 +16,10 @@ whose next block is filled by another in the same step waits, once, for the next
 prompt compute it once.  When no block is free, the last running request gives back all its blocks and
 waits again; it finds those that nobody needed meanwhile, and computes the rest again.
 
+A running request also owns a state slot (``state_cache``), of which there is one for each that may run.  It
+goes to another request as soon as its owner stops: a step that is still on its way was enqueued before any
+step of the next owner, whose first one reads nothing of what the slot holds.
+
 ``schedule`` counts the tokens of a step as computed, so that the next step can be scheduled before
 ``complete`` tells which tokens it gave; until then these are ``pending``.
 """
@@ -92,6 +96,8 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.prefixes = PrefixCache(self.pool, enabled=limits.prefix_caching)
         self.preemptions = 0
+        self._free_slots = list(range(limits.max_num_seqs, 0, -1))
+        """State slots of nobody; 0 is that of padding."""
         self._added = 0
         self._requests: dict[str, Request] = {}
         self._waiting = FairQueue()
@@ -285,6 +291,7 @@ class Scheduler:
         request.blocks = [*found, *self.pool.take(needed)]
         request.computed = len(found) * self.pool.block_size
         request.published = len(found)
+        request.state_slot = self._free_slots.pop()
         request.state = RequestState.RUNNING
         self._running.add(request)
 
@@ -333,3 +340,6 @@ class Scheduler:
         self.prefixes.publish(request)
         self.pool.give_back(request.blocks)
         request.blocks = []
+        if request.state_slot is not None:
+            self._free_slots.append(request.state_slot)
+            request.state_slot = None

@@ -38,6 +38,7 @@ from kerf_runtime.engine.report import log_changes, log_graphs, resolution
 from kerf_runtime.engine.runner import ModelRunner
 from kerf_runtime.engine.scheduler import Scheduler, SchedulerLimits
 from kerf_runtime.engine.started import StartedEngine
+from kerf_runtime.engine.state_cache import allocate_states
 from kerf_runtime.errors import CacheError
 from kerf_runtime.models import LoadedModel, load_model, model_config_digest, read_model_config
 from kerf_runtime.models.config import ModelConfig
@@ -112,6 +113,15 @@ def start_engine(
             device=platform.device,
         )
 
+    def allocate_slots(slots: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return allocate_states(
+            loaded.mixer_layers,
+            config,
+            slots=slots,
+            dtype=torch_dtype(effective.dtype),
+            device=platform.device,
+        )
+
     limits = SchedulerLimits(
         max_num_seqs=spec.engine.max_num_seqs,
         max_num_batched_tokens=spec.engine.max_num_batched_tokens,
@@ -119,15 +129,16 @@ def start_engine(
         vocab_size=config.vocab_size,
         block_size=spec.engine.block_size,
         num_blocks=1,
-        prefix_caching=spec.engine.prefix_caching,
+        prefix_caching=effective.prefix_caching,
     )
     runner = ModelRunner(
         loaded.model,
         limits,
         capture_sizes=effective.capture_sizes,
-        # Batches made up for warm-up and recording read block 0 only.
+        # Batches made up for warm-up and recording read block 0 and the slot of padding only.
         kv_caches=allocate(1),
         windows=loaded.windows,
+        states=allocate_slots(1),
         device=platform.device,
     )
     graphs = GraphRunner(
@@ -158,6 +169,7 @@ def start_engine(
         )
         clock.report("kv_alloc")(f"{num_blocks} blocks", None)
         runner.kv_caches = allocate(num_blocks)
+        runner.states = allocate_slots(limits.max_num_seqs + 1)
         limits = replace(limits, num_blocks=num_blocks)
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
@@ -204,6 +216,7 @@ def _resolve(
         platform=platform.facts(),
         model_max_len=config.max_position_embeddings,
         model_dtype=config.dtype,
+        mixer_ops=config.mixer_ops,
     )
     log_changes((*effective.changes, *effective.warnings))
     return config, effective
@@ -331,7 +344,7 @@ def _plan_blocks(
     return plan_blocks(
         config,
         kv_cache_bytes(engine, memory, activations=activations, graphs=graphs),
-        engine,
+        engine.model_copy(update={"prefix_caching": effective.prefix_caching}),
         max_model_len=effective.max_model_len,
         itemsize=torch_dtype(effective.dtype).itemsize,
     )

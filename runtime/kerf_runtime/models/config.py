@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kerf_runtime.config.compilation import MIXER_OPS
 from kerf_runtime.config.engine import DType
 
-__all__ = ["Fp8Scheme", "ModelConfig", "RopeScaling"]
+__all__ = ["Fp8Scheme", "ModelConfig", "RopeScaling", "StateShape"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,32 @@ class Fp8Scheme:
 
     static: bool
     stored: bool
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What state-space layers keep of each sequence, however long it is.
+
+    Attributes:
+        layers: how many there are.
+        taps: earlier inputs of the convolution, [taps, channels] in the model's data type.
+        channels: of the convolution.
+        heads: of the state, [heads, head_dim, columns] in float32, in which small steps are not lost.
+        head_dim: see above.
+        columns: see above.
+    """
+
+    layers: int
+    taps: int
+    channels: int
+    heads: int
+    head_dim: int
+    columns: int
+
+    def bytes_per_sequence(self, itemsize: int) -> int:
+        """Bytes of one sequence in all layers; ``itemsize`` is that of the model's data type."""
+        own = self.taps * self.channels * itemsize
+        return self.layers * (own + 4 * self.heads * self.head_dim * self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +112,21 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.num_layers
+
+    @property
+    def state_shape(self) -> StateShape | None:
+        """What its state-space layers keep of each sequence; None without such layers."""
+        return None
+
+    @property
+    def mixer_ops(self) -> tuple[str, ...]:
+        """Operators of its state-space layers, ``namespace::name``."""
+        return () if self.state_shape is None else MIXER_OPS
 
     def windows(self, max_model_len: int | None) -> dict[int, int]:
         """Layer -> its window, where sequences of ``max_model_len`` tokens can leave it.

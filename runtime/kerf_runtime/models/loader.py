@@ -35,13 +35,15 @@ class LoadedModel:
     """A model that is ready to run eagerly, and the facts it was built from.
 
     ``attention_layers`` are the names by which the attention operator finds its KV cache, ``windows`` the
-    sliding windows of those layers that have one, in tokens.
+    sliding windows of those layers that have one, in tokens.  ``mixer_layers`` are the names by which the mixer
+    finds its states, if the model has state-space layers.
     """
 
     model: nn.Module
     config: ModelConfig
     attention_layers: tuple[str, ...]
     windows: Mapping[str, int] = field(default_factory=dict)
+    mixer_layers: tuple[str, ...] = ()
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -99,7 +101,8 @@ def load_model(
     model.eval()
     layers = model_code.attention_layer_names(config)
     windows = {layers[layer]: window for layer, window in config.windows(max_model_len).items()}
-    return LoadedModel(model, config, layers, windows)
+    mixers = () if config.state_shape is None else model_code.mixer_layer_names(config)
+    return LoadedModel(model, config, layers, windows, mixers)
 
 
 def _source(path: Path, load_format: LoadFormat) -> WeightSource:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kerf_runtime.errors import ModelError
+from kerf_runtime.models.bamba import config as bamba_config
 from kerf_runtime.models.config import ModelConfig
 from kerf_runtime.models.gguf_file import GgufFile
 from kerf_runtime.models.gpt2 import config as gpt2_config
@@ -69,6 +70,12 @@ _FAMILIES = (
         config_from_json=gpt2_config.config_from_json,
         gguf_name=gpt2_config.GGUF_NAME,
         config_from_gguf=gpt2_config.config_from_gguf,
+    ),
+    Family(
+        classes=bamba_config.CLASSES,
+        model="kerf_runtime.models.bamba.model",
+        weights="kerf_runtime.models.bamba.weights",
+        config_from_json=bamba_config.config_from_json,
     ),
 )
 

@@ -48,6 +48,7 @@ class CpuPlatform:
             attention_backend="cpu-paged",
             attention_graph_support=AttentionGraphSupport.ALWAYS,
             default_dtype=DType.FLOAT32,
+            mixer_graph_support=AttentionGraphSupport.ALWAYS,
         )
 
     def static_graph(self) -> StaticGraph:

@@ -26,7 +26,8 @@ class CudaPlatform:
     """One NVIDIA GPU: the device that is current when the platform is made.
 
     Both attention kernels find their work from metadata on the device with a grid that depends on the
-    padded batch alone, so attention can be recorded in any batch.
+    padded batch alone, so attention can be recorded in any batch.  The state-space mixer launches kernels by
+    the lengths of sequences, which are known only where each has one token.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class CudaPlatform:
             attention_backend="triton",
             attention_graph_support=AttentionGraphSupport.ALWAYS,
             default_dtype=DType.AUTO,
+            mixer_graph_support=AttentionGraphSupport.SINGLE_TOKEN_DECODE,
         )
 
     def static_graph(self) -> StaticGraph:

@@ -22,7 +22,7 @@ from kerf_runtime.models.gguf_file import GgufFile
 from kerf_runtime.models.llama.variants import Variant
 from kerf_runtime.models.quantization import scheme_from_json
 
-__all__ = ["LlamaModelConfig", "config_from_gguf", "config_from_json"]
+__all__ = ["LlamaModelConfig", "config_from_gguf", "config_from_json", "rope_from_json"]
 
 ROPE_SCALINGS = ("default", "linear", "llama3")
 GGUF_ROPE_FACTORS = "rope_freqs.weight"
@@ -47,6 +47,11 @@ class LlamaModelConfig(ModelConfig):
     mlp_bias: bool
     qk_norm: bool = False
 
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of a head that are rotated."""
+        return self.head_dim
+
 
 def config_from_json(
     variant: Variant, data: dict[str, Any], generation: dict[str, Any], where: str
@@ -64,7 +69,7 @@ def config_from_json(
         )
     heads = facts.integer("num_attention_heads")
     hidden = facts.integer("hidden_size")
-    theta, scaling = _rope_from_json(facts)
+    theta, scaling = rope_from_json(facts)
     window, full_layers = variant.window(facts)
     attention = facts.flag("attention_bias", default=False)
     biases = variant.biases or (attention, attention, facts.flag("mlp_bias", default=False))
@@ -157,16 +162,28 @@ def _checked(config: LlamaModelConfig, facts: Facts) -> LlamaModelConfig:
     return config
 
 
-def _rope_from_json(facts: Facts) -> tuple[float, RopeScaling | None]:
-    """Base and scaling from ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (newer files)."""
+def rope_from_json(facts: Facts, *, rotated: float = 1.0) -> tuple[float, RopeScaling | None]:
+    """Base and scaling from ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (newer files).
+
+    Args:
+        facts: of the file.
+        rotated: the part of a head that the family rotates.
+
+    Raises:
+        ModelError: another part of a head is rotated, or the scaling is not supported.
+    """
     key = (
         "rope_parameters" if isinstance(facts.data.get("rope_parameters"), dict) else "rope_scaling"
     )
     data = facts.data.get(key) or {}
     rope = Facts(data, f"{facts.where}: {key}")
     theta = rope.number("rope_theta", facts.number("rope_theta", 10000.0))
-    if data.get("partial_rotary_factor", facts.data.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise facts.error("partial_rotary_factor", "partial rotary embedding is not supported")
+    part = data.get("partial_rotary_factor", facts.data.get("partial_rotary_factor", rotated))
+    if part != rotated:
+        raise facts.error(
+            "partial_rotary_factor",
+            f"partial rotary embedding is not supported: {part!r} of each head, not {rotated}",
+        )
     kind = data.get("rope_type", data.get("type", "default"))
     if kind == "default":
         return theta, None

@@ -1,7 +1,7 @@
 """The forward pass of Llama and its variants: short, direct, traceable into one graph.
 
-Shapes: T tokens, E hidden size, F intermediate size, H query heads, K key/value heads, D head size.
-Every layer has the same structure, so that cutting the graph at the attention calls gives a first
+Shapes: T tokens, E hidden size, F intermediate size, H query heads, K key/value heads, D head size,
+Z of it that are rotated (all, but in variants).  Every layer has the same structure, so that cutting the graph at the attention calls gives a first
 piece, identical middle pieces, and a last piece.  Attention goes through ``kerf::attention``, which
 writes the KV cache and fills a preallocated output.  Everything else is built from ``kerf_runtime.layers``:
 ATen for Inductor to fuse, or custom operators, as the policy says.  The residual is carried beside the
@@ -10,6 +10,7 @@ layer's output, so that every addition is part of the norm that follows it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -39,13 +40,14 @@ def attention_layer_names(config: LlamaModelConfig) -> tuple[str, ...]:
 
 
 def inverse_frequencies(config: LlamaModelConfig, factors: Tensor | None = None) -> Tensor:
-    """Rotary frequencies per pair of dimensions, float32 [D/2] (Su et al., 2021).
+    """Rotary frequencies per pair of dimensions, float32 [Z/2] (Su et al., 2021).
 
     Args:
         config: base and scaling.
-        factors: float32 [D/2], divisors from the checkpoint; for scaling kind ``factors`` only.
+        factors: float32 [Z/2], divisors from the checkpoint; for scaling kind ``factors`` only.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    size = config.rotary_dim
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
     frequencies = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
     if scaling is None:
@@ -64,7 +66,7 @@ def inverse_frequencies(config: LlamaModelConfig, factors: Tensor | None = None)
 
 
 class RotaryEmbedding(nn.Module):
-    """Tables of cosines and sines, [max_position_embeddings, D/2], computed in float32.
+    """Tables of cosines and sines, [max_position_embeddings, Z/2], computed in float32.
 
     Sized by the checkpoint, never by the deployment's maxModelLen, so that compiled code fits any.
     """
@@ -74,7 +76,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: LlamaModelConfig) -> None:
         super().__init__()
-        shape = (config.max_position_embeddings, config.head_dim // 2)
+        shape = (config.max_position_embeddings, config.rotary_dim // 2)
         self.register_buffer("cos", torch.empty(shape), persistent=False)
         self.register_buffer("sin", torch.empty(shape), persistent=False)
 
@@ -86,7 +88,7 @@ class RotaryEmbedding(nn.Module):
         self.sin = angles.sin().to(dtype=dtype, device=device)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [T] -> cosines and sines, each [T, 1, D/2]."""
+        """int64 [T] -> cosines and sines, each [T, 1, Z/2]."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
@@ -97,7 +99,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_name = layer_name
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.head_dim, self.rotary_dim = config.head_dim, config.rotary_dim
         self.sizes = (config.q_size, config.kv_size, config.kv_size)
         bias = config.attention_bias
         self.qkv_proj = projection(config, config.hidden_size, sum(self.sizes), bias=bias)
@@ -115,12 +117,20 @@ class Attention(nn.Module):
         k = k.view(-1, self.num_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+        q, k = self._rotated(q, cos, sin), self._rotated(k, cos, sin)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
         output = torch.empty_like(q)
         torch.ops.kerf.attention(q, k, v, output, self.layer_name)
         projected: Tensor = self.o_proj(output.view(-1, self.sizes[0]))
         return projected
+
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first dimensions of every head rotated: [T, H, D] -> contiguous [T, H, D]."""
+        if self.rotary_dim == self.head_dim:
+            whole: Tensor = self.rotate(x, cos, sin)
+            return whole
+        first, rest = x.split((self.rotary_dim, self.head_dim - self.rotary_dim), dim=-1)
+        return torch.cat((self.rotate(first.contiguous(), cos, sin), rest), dim=-1)
 
 
 class MLP(nn.Module):
@@ -169,9 +179,13 @@ class Llama(nn.Module):
         super().__init__()
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = RotaryEmbedding(config)
-        self.layers = nn.ModuleList(Layer(config, name) for name in attention_layer_names(config))
+        self.layers = nn.ModuleList(self.make_layers(config))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
+
+    def make_layers(self, config: LlamaModelConfig) -> Iterable[nn.Module]:
+        """The layers in order, each called as ``Layer`` is."""
+        return (Layer(config, name) for name in attention_layer_names(config))
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states after the last norm.
