@@ -3,8 +3,9 @@
 Where graphs share a pool (CUDA), three things cost memory, and each is known after a trial:
 
 * the pool: what the largest recording allocates, which every smaller one fits into;
-* what the driver keeps for each graph.  It depends on the nodes, not on the size, and comes in grains, so
-  that one graph seems to cost nothing and the next twice as much: several are recorded for their mean;
+* what the driver keeps for each graph.  It depends on the nodes, of which small batches often have more, and
+  comes in grains, so that one graph seems to cost nothing and the next twice as much: several, from all
+  sizes, are recorded for their mean;
 * what happens once, such as loading kernels.  No graph gives it back.
 
 Where every graph has buffers of its own (emulated ones), bytes grow linearly with the size, and two
@@ -21,7 +22,7 @@ from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
 
 __all__ = ["MemoryEstimate", "Trial", "estimate_memory", "trial_keys"]
 
-REPEATS = 7
+SAMPLES = 11
 """Graphs of one kind that are recorded after the largest, where what one took cannot be told exactly."""
 
 Kind = tuple[CUDAGraphMode, bool]
@@ -100,8 +101,7 @@ def trial_keys(plan: Sequence[GraphKey], *, pooled: bool) -> list[GraphKey]:
     """
     keys: list[GraphKey] = []
     for group in _by_kind(plan).values():
-        rest = group[1 : 1 + REPEATS] if pooled else group[1:][-1:]
-        keys += [group[0], *rest]
+        keys += [group[0], *(_spread(group[1:], SAMPLES) if pooled else group[1:][-1:])]
     return keys
 
 
@@ -137,6 +137,13 @@ def estimate_memory(
     for key, share in _pool_shares(plan, sum(trial.pool for trial in trials)).items():
         graphs[key] += share
     return MemoryEstimate(shared, graphs, disturbed)
+
+
+def _spread(keys: Sequence[GraphKey], count: int) -> list[GraphKey]:
+    """Up to ``count`` of them, at equal distances, from the first to the last."""
+    if len(keys) <= count:
+        return list(keys)
+    return [keys[index * (len(keys) - 1) // (count - 1)] for index in range(count)]
 
 
 def _kind(key: GraphKey) -> Kind:
