@@ -104,8 +104,11 @@ def test_blocks_were_taken_away_where_they_are_few(
     engines: tuple[EngineCore, EngineCore],
 ) -> None:
     few = engines[0].engine.scheduler.limits.block_size == TIGHT["blockSize"]
+    # As many as run at once, each of which ends up with a fifth of all blocks and more.
+    long = SamplingParams(max_tokens=60, ignore_eos=True)
+    wanted = [AddRequest(f"long {row}", [row + 1, *range(40)], long) for row in range(6)]
     for core in engines:
-        play(core, requests(9, 14))
+        play(core, wanted)
         assert (core.stats()["preemptions"] > 0) is few
 
 
