@@ -26,6 +26,7 @@ from pydantic.alias_generators import to_camel
 from kerf_runtime.errors import ConfigError
 
 __all__ = [
+    "QUANTITY_PATTERN",
     "ConfigModel",
     "Quantity",
     "canonical_json",
@@ -47,6 +48,10 @@ _SUFFIX = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+
+
+QUANTITY_PATTERN = r"\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
+"""What the API server accepts as a quantity of bytes."""
 
 
 class ConfigModel(BaseModel):
@@ -102,9 +107,7 @@ Quantity = Annotated[
     str,
     BeforeValidator(text_only),
     AfterValidator(_check_quantity),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "maxLength": 32}
-    ),
+    WithJsonSchema({"type": "string", "pattern": f"^{QUANTITY_PATTERN}$", "maxLength": 32}),
 ]
 """A Kubernetes quantity of bytes, kept as written; the schema shows the same rule to the API server."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kerf_runtime.config.base import ConfigModel, parse_quantity, text_only
+from kerf_runtime.config.base import QUANTITY_PATTERN, ConfigModel, parse_quantity, text_only
 
 __all__ = ["DType", "EngineConfig", "Quantization"]
 
@@ -27,13 +27,7 @@ MemoryOrAuto = Annotated[
     str,
     BeforeValidator(text_only),
     AfterValidator(_check_memory),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": r"^(auto|\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?)$",
-            "maxLength": 32,
-        }
-    ),
+    WithJsonSchema({"type": "string", "pattern": f"^(auto|{QUANTITY_PATTERN})$", "maxLength": 32}),
 ]
 """A quantity of bytes, or ``auto``."""
 

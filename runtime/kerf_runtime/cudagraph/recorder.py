@@ -167,8 +167,12 @@ class GraphRecorder:
     def entries(self, key: GraphKey) -> list[CapturedGraph]:
         """The graphs of one key."""
         mode, descriptor = key
-        wrappers = [self._full] if mode is CUDAGraphMode.FULL else self._pieces
-        return [w.captured[descriptor] for w in wrappers if descriptor in w.captured]
+        found = (wrapper.captured.get(descriptor) for wrapper in self._wrappers(mode))
+        return [entry for entry in found if entry is not None]
+
+    def _wrappers(self, mode: CUDAGraphMode) -> list[CUDAGraphWrapper]:
+        """Those that record and replay in ``mode``."""
+        return [self._full] if mode is CUDAGraphMode.FULL else self._pieces
 
     def describe(self, key: GraphKey, size: int) -> dict[str, Any]:
         """One entry of ``/debug/graphs``.
@@ -192,7 +196,7 @@ class GraphRecorder:
     def forget(self, keys: Iterable[GraphKey]) -> None:
         """Destroy graphs."""
         for mode, descriptor in keys:
-            for wrapper in [self._full] if mode is CUDAGraphMode.FULL else self._pieces:
+            for wrapper in self._wrappers(mode):
                 wrapper.captured.pop(descriptor, None)
 
 
