@@ -24,6 +24,7 @@ from kerf_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from kerf_runtime.cli.progress import PhaseProgress
+    from kerf_runtime.config import ModelDeploymentDocument
 
 __all__ = ["bench"]
 
@@ -37,6 +38,18 @@ _OUTPUT = click.option(
 @click.group()
 def bench() -> None:
     """Measure this machine.  Results go to benchmarks/results with --output."""
+
+
+def _read(
+    file: Path | None, overrides: tuple[str, ...], model_path: Path | None, *, as_json: bool
+) -> tuple[ModelDeploymentDocument, Path]:
+    """The document and the folder of its model, which is downloaded if need be."""
+    from kerf_runtime.cli.document import read_document
+    from kerf_runtime.cli.model import find_model
+
+    document = read_document(file, overrides)
+    model_path = find_model(document, model_path, as_json=as_json)
+    return document, engine_args(document, model_path=model_path, cache_dir=None).model_path
 
 
 @bench.command("latency")
@@ -81,19 +94,15 @@ def latency(
 ) -> None:
     """Prefill and decode-step times: eager, compiled, and compiled with graphs, in one run."""
     from kerf_runtime.cli.bench_latency import Workload, measure, print_table
-    from kerf_runtime.cli.document import read_document
-    from kerf_runtime.cli.model import find_model
 
-    document = read_document(file, overrides)
-    model_path = find_model(document, model_path, as_json=as_json)
-    args = engine_args(document, model_path=model_path, cache_dir=None)
+    document, model_path = _read(file, overrides, model_path, as_json=as_json)
     workload = Workload(
         batches=batches or (1, 8),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         repeats=repeats,
     )
-    result = measure(document, args.model_path, workload)
+    result = measure(document, model_path, workload)
     _finish(result, output, as_json=as_json, table=print_table)
 
 
@@ -115,13 +124,9 @@ def startup(
 ) -> None:
     """Start-up phases of `kerf serve` with an empty and with a filled compile cache."""
     from kerf_runtime.cli.bench_startup import measure, print_table
-    from kerf_runtime.cli.document import read_document
-    from kerf_runtime.cli.model import find_model
 
-    document = read_document(file, overrides)
-    model_path = find_model(document, model_path, as_json=as_json)
-    args = engine_args(document, model_path=model_path, cache_dir=None)
-    result = measure(document, args.model_path, repeats=repeats)
+    document, model_path = _read(file, overrides, model_path, as_json=as_json)
+    result = measure(document, model_path, repeats=repeats)
     _finish(result, output, as_json=as_json, table=print_table)
 
 
@@ -143,13 +148,9 @@ def capture(
 ) -> None:
     """Time and memory of recording every graph, per captured size, in fresh processes."""
     from kerf_runtime.cli.bench_capture import measure, print_table
-    from kerf_runtime.cli.document import read_document
-    from kerf_runtime.cli.model import find_model
 
-    document = read_document(file, overrides)
-    model_path = find_model(document, model_path, as_json=as_json)
-    args = engine_args(document, model_path=model_path, cache_dir=None)
-    result = measure(document, args.model_path, repeats=repeats)
+    document, model_path = _read(file, overrides, model_path, as_json=as_json)
+    result = measure(document, model_path, repeats=repeats)
     _finish(result, output, as_json=as_json, table=print_table)
 
 
@@ -332,16 +333,12 @@ def _server(
         yield base_url
         return
     from kerf_runtime.cli.bench_server import started_server, write_document
-    from kerf_runtime.cli.document import read_document
-    from kerf_runtime.cli.model import find_model
 
-    document = read_document(file, overrides)
-    model_path = find_model(document, model_path, as_json=as_json)
-    args = engine_args(document, model_path=model_path, cache_dir=None)
+    document, model_path = _read(file, overrides, model_path, as_json=as_json)
     with tempfile.TemporaryDirectory(prefix="kerf-bench-") as folder:
         written = write_document(document, Path(folder))
         progress("start", "the server loads, and compiles what the cache does not have", None)
-        with started_server(written, args.model_path, cache_dir or default_cache_dir()) as url:
+        with started_server(written, model_path, cache_dir or default_cache_dir()) as url:
             yield f"{url}/v1"
 
 
