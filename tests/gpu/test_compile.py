@@ -82,6 +82,21 @@ def test_the_stored_pieces_agree_with_eager(stored, tokens):
     assert relative_error(artifact.forward, model, tokens) < 0.02
 
 
+@pytest.mark.parametrize("intermediate", [510, 1001])
+def test_products_of_sizes_that_are_not_aligned_hold_for_every_number_of_tokens(
+    intermediate, tmp_path
+):
+    # Inductor would weigh padding them against the number of tokens it was shown.
+    model = build(
+        dataclasses.replace(SMALL, num_layers=1, intermediate_size=intermediate), device=DEVICE
+    )
+    compiled = compile_small(model)
+    write_artifact(tmp_path / "a", compiled.plan, compiled.pieces, compiled.graph_source)
+    artifact = load_artifact(tmp_path / "a", model)
+    for tokens in (1, 7, 500):
+        assert relative_error(artifact.forward, model, tokens) < 0.02
+
+
 FRESH = """
 import dataclasses, json, sys
 from pathlib import Path

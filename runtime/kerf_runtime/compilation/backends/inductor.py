@@ -65,6 +65,8 @@ _GENERAL_OPTIONS: dict[str, Any] = {
     # Timings for a symbolic number of tokens prove nothing: one configuration per kernel.
     "triton.autotune_pointwise": False,
     "dynamic_scale_rblock": False,
+    # Whether padding a product pays off would be decided for one number of tokens, and hold for no other.
+    "shape_padding": False,
 }
 _STATIC_GPU_OPTIONS: dict[str, Any] = {
     "max_autotune": True,
