@@ -41,6 +41,14 @@ class NoTensors:
         """
         raise self._missing(name)
 
+    def stored(self, name: str) -> None:
+        """Of no tensor.
+
+        Raises:
+            ModelError: always.
+        """
+        raise self._missing(name)
+
     def _missing(self, name: str) -> ModelError:
         return ModelError(
             f"{name} is needed and is read from a checkpoint only",

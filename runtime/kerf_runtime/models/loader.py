@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,13 +97,22 @@ def load_model(
             fill_at_random(model, dtype=dtype, device=device)
         else:
             plan = weights_code.plan(config, source)
+            began = time.monotonic()
             fill(model, plan, source, dtype=dtype, device=device, progress=progress)
+            _log_rate(model, time.monotonic() - began)
         weights_code.finish(model, config, source, dtype=dtype, device=device)
     model.eval()
     layers = model_code.attention_layer_names(config)
     windows = {layers[layer]: window for layer, window in config.windows(max_model_len).items()}
     mixers = () if config.state_shape is None else model_code.mixer_layer_names(config)
     return LoadedModel(model, config, layers, windows, mixers)
+
+
+def _log_rate(model: nn.Module, seconds: float) -> None:
+    size = sum(p.numel() * p.itemsize for p in model.parameters())
+    logger.info(
+        "weights: %.2f GiB in %.2f s (%.1f GB/s)", size / 2**30, seconds, size / seconds / 1e9
+    )
 
 
 def _source(path: Path, load_format: LoadFormat) -> WeightSource:

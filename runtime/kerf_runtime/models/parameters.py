@@ -2,7 +2,7 @@
 
 Every parameter is allocated once, at its final size and data type on its final device, and the parts of
 fused parameters are copied, or quantised, into their rows: the peak is one checkpoint tensor above the
-model, never two models.
+model, never two models.  What needs no change is read by several threads (``upload``) meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kerf_runtime.errors import ModelError
 from kerf_runtime.layers.quantization import quantize_rows
 from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.sources import WeightSource
+from kerf_runtime.models.upload import Upload
 from kerf_runtime.ops.quant import FP8
 
 __all__ = ["How", "LoadedWeights", "ParameterRule", "Progress", "fill", "tensors_of_module"]
@@ -107,63 +108,88 @@ def fill(
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_names(weights, source)
-    for number, rule in enumerate(weights.rules):
-        if progress is not None:
-            progress(rule.parameter, number / len(weights.rules))
-        expected = tuple(parameters[rule.parameter].shape)
-        for name, tensor in _assemble(rule, expected, source, dtype, device).items():
-            _replace(model, name, nn.Parameter(tensor, requires_grad=False))
+    sizes = [parameters[rule.parameter].numel() * dtype.itemsize for rule in weights.rules]
+    started = 0
+    with Upload(device) as upload:
+
+        def report(detail: str) -> None:
+            if progress is not None:
+                progress(detail, max(0, started - upload.pending_bytes) / sum(sizes))
+
+        filler = _Filler(source, upload, dtype)
+        for rule, size in zip(weights.rules, sizes, strict=True):
+            report(rule.parameter)
+            expected = tuple(parameters[rule.parameter].shape)
+            for name, tensor in filler.assemble(rule, expected).items():
+                _replace(model, name, nn.Parameter(tensor, requires_grad=False))
+            started += size
+        upload.finish(lambda: report(f"{upload.pending_bytes / 2**30:.1f} GiB are on their way"))
     if progress is not None:
         progress("weights are loaded", 1.0)
 
 
-def _assemble(
-    rule: ParameterRule,
-    expected: tuple[int, ...],
-    source: WeightSource,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> dict[str, Tensor]:
-    """The parameter of a rule by its name, and its scales by theirs where they are made here."""
-    if rule.how is How.LARGEST:
-        values = [_one_value(source, name) for name in rule.sources]
-        return {rule.parameter: torch.stack(values).max().reshape(1).to(device)}
-    kinds = {How.COPY: dtype, How.FP8: FP8, How.QUANTIZE: FP8, How.ROW_SCALES: torch.float32}
-    target = torch.empty(expected, dtype=kinds[rule.how], device=device)
-    made = {rule.parameter: target}
-    scales = target
-    if rule.how is How.QUANTIZE:
-        owner = rule.parameter.rpartition(".")[0]
-        scales = torch.empty(expected[0], 1, dtype=torch.float32, device=device)
-        made[f"{owner}.weight_scale"] = scales
-    start = 0
-    for name, rows, adapt in zip(rule.sources, rule.rows, rule.adapt, strict=True):
-        span = slice(start, start + rows)
-        start += rows
-        if rule.how is How.ROW_SCALES:
-            target[span].copy_(_row_scales(source, name, rows))
-            continue
-        want, found = (rows, *expected[1:]), source.shape(name)
-        if rule.transposed:
-            want = want[::-1]
-        if found != want:
-            raise _wrong_shape(source, name, found, list(want))
-        tensor = source.read(name)
-        tensor = tensor.t() if rule.transposed else tensor
-        if (tensor.dtype is FP8) is not (rule.how is How.FP8):
-            raise ModelError(
-                f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
-                "quantization_config of the checkpoint does not say",
-                where=source.where,
-                hint="The weights do not belong to this configuration",
-            )
-        tensor = adapt(tensor) if adapt else tensor
+class _Filler:
+    """Makes parameters on the device of an upload, in the data type of the model."""
+
+    def __init__(self, source: WeightSource, upload: Upload, dtype: torch.dtype) -> None:
+        self._source = source
+        self._upload = upload
+        self._kinds = {
+            How.COPY: dtype,
+            How.FP8: FP8,
+            How.QUANTIZE: FP8,
+            How.ROW_SCALES: torch.float32,
+        }
+
+    def assemble(self, rule: ParameterRule, expected: tuple[int, ...]) -> dict[str, Tensor]:
+        """The parameter of a rule by its name, and its scales by theirs where they are made here.
+
+        What the checkpoint holds as the parameter does may still be on its way.
+        """
+        source, device = self._source, self._upload.device
+        if rule.how is How.LARGEST:
+            values = [_one_value(source, name) for name in rule.sources]
+            return {rule.parameter: torch.stack(values).max().reshape(1).to(device)}
+        target = torch.empty(expected, dtype=self._kinds[rule.how], device=device)
+        made = {rule.parameter: target}
+        scales = target
         if rule.how is How.QUANTIZE:
-            # From what the checkpoint holds, not from a copy rounded to the model's data type.
-            target[span], scales[span] = quantize_rows(tensor.to(device=device))
-        else:
-            target[span].copy_(tensor)
-    return made
+            owner = rule.parameter.rpartition(".")[0]
+            scales = torch.empty(expected[0], 1, dtype=torch.float32, device=device)
+            made[f"{owner}.weight_scale"] = scales
+        start = 0
+        for name, rows, adapt in zip(rule.sources, rule.rows, rule.adapt, strict=True):
+            span = slice(start, start + rows)
+            start += rows
+            if rule.how is How.ROW_SCALES:
+                target[span].copy_(_row_scales(source, name, rows))
+                continue
+            want, found = (rows, *expected[1:]), source.shape(name)
+            if rule.transposed:
+                want = want[::-1]
+            if found != want:
+                raise _wrong_shape(source, name, found, list(want))
+            stored = source.stored(name)
+            as_it_is = adapt is None and not rule.transposed and rule.how is not How.QUANTIZE
+            if as_it_is and stored is not None and stored.dtype is target.dtype:
+                self._upload.start(target[span], stored)
+                continue
+            tensor = source.read(name) if stored is None else self._upload.fetch(stored)
+            if (tensor.dtype is FP8) is not (rule.how is How.FP8):
+                raise ModelError(
+                    f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
+                    "quantization_config of the checkpoint does not say",
+                    where=source.where,
+                    hint="The weights do not belong to this configuration",
+                )
+            tensor = tensor.t() if rule.transposed else tensor
+            tensor = adapt(tensor) if adapt else tensor
+            if rule.how is How.QUANTIZE:
+                # From what the checkpoint holds, not from a copy rounded to the model's data type.
+                target[span], scales[span] = quantize_rows(tensor.to(device=device))
+            else:
+                target[span].copy_(tensor)
+        return made
 
 
 def _row_scales(source: WeightSource, name: str, rows: int) -> Tensor:

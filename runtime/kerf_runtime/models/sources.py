@@ -1,7 +1,12 @@
-"""Reads tensors by name from safetensors files or a GGUF file, one at a time, onto the CPU."""
+"""Finds tensors by name in safetensors files or a GGUF file, and reads them onto the CPU one at a time.
+
+What lies in a file as it is needed can be read past this module: ``stored`` says where.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -15,10 +20,20 @@ from torch import Tensor
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models.checkpoint import Checkpoint, read_json
 from kerf_runtime.models.gguf_file import GgufTensor, read_gguf
+from kerf_runtime.models.upload import StoredTensor
 
 __all__ = ["GgufSource", "SafetensorsSource", "WeightSource", "open_source"]
 
 _INDEX = "model.safetensors.index.json"
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""By their names in a safetensors file."""
 
 
 class WeightSource(Protocol):
@@ -35,6 +50,9 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> Tensor:
         """The tensor on the CPU: as stored, or float32 if it was quantised."""
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """Where its bytes lie; None if it must be read by ``read``."""
 
     def __enter__(self) -> Self: ...
 
@@ -61,10 +79,12 @@ class SafetensorsSource:
         self.where = str(folder)
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
+        self._stored: dict[str, StoredTensor] = {}
         for path in self._files(folder):
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
                 self._file_of.update(dict.fromkeys(file.keys(), file))
+                self._stored.update(_stored_tensors(path))
             except (SafetensorError, OSError) as error:
                 self._stack.close()
                 raise ModelError(
@@ -111,11 +131,27 @@ class SafetensorsSource:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
+    def stored(self, name: str) -> StoredTensor | None:
+        """Where its bytes lie."""
+        return self._stored.get(name)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+
+def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The places in a file that the library has accepted: the length of a JSON header, the header, the data."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    for name, entry in header.items():
+        dtype = _DTYPES.get(entry.get("dtype"))
+        if dtype is not None:
+            first = 8 + length + entry["data_offsets"][0]
+            yield name, StoredTensor(path, first, dtype, tuple(entry["shape"]))
 
 
 class GgufSource:
@@ -125,6 +161,7 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
+        self._path = path
         self._header = read_gguf(path)
         self._data = np.memmap(path, mode="r")
 
@@ -164,6 +201,12 @@ class GgufSource:
                 ) from None
         # np.array copies: a tensor must not alias the read-only map, which may be closed first.
         return torch.from_numpy(np.array(values, dtype=np.float32))
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """Where its bytes lie, unless it is quantised."""
+        info = self._header.tensors[name]
+        dtype = {"F32": torch.float32, "F16": torch.float16}.get(info.type_name)
+        return None if dtype is None else StoredTensor(self._path, info.offset, dtype, info.shape)
 
     def __enter__(self) -> Self:
         return self

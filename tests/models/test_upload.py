@@ -1,0 +1,122 @@
+"""Weights are read in parts by several threads: every byte lands where it belongs, and nothing is lost silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.models.checkpoints import make_llama, write_safetensors
+
+from kerf_runtime.errors import ModelError
+from kerf_runtime.models import load_model, upload
+from kerf_runtime.models.checkpoint import find_checkpoint
+from kerf_runtime.models.sources import SafetensorsSource, open_source
+from kerf_runtime.models.upload import StoredTensor, Upload
+
+TENSORS = {
+    "large": torch.randn(321, 17),
+    "half": torch.randn(5, 300).half(),
+    "brain": torch.randn(7, 11, 3).bfloat16(),
+    "eight": torch.randn(64, 33).to(torch.float8_e4m3fn),
+    "one": torch.tensor(3.5),
+    "nothing": torch.empty(0, 4),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_PART_BYTES", 1000)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Any]:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with open_source(find_checkpoint(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_every_part_lands_where_it_belongs(source: Any, threads: int) -> None:
+    filled = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    with Upload("cpu", threads=threads) as moving:
+        for name, target in filled.items():
+            moving.start(target, source.stored(name))
+        moving.finish(lambda: None)
+        assert moving.pending_bytes == 0
+    for name, tensor in TENSORS.items():
+        assert torch.equal(filled[name].float(), tensor.float()), name
+
+
+def test_a_fetched_tensor_is_complete(source: Any) -> None:
+    with Upload("cpu") as moving:
+        for name, tensor in TENSORS.items():
+            fetched = moving.fetch(source.stored(name))
+            assert fetched.dtype is tensor.dtype
+            assert torch.equal(fetched.float(), tensor.float())
+
+
+def test_rows_of_a_larger_parameter_are_filled_alone(source: Any) -> None:
+    fused = torch.zeros(400, 17)
+    with Upload("cpu") as moving:
+        moving.start(fused[40:361], source.stored("large"))
+    assert torch.equal(fused[40:361], TENSORS["large"])
+    assert not fused[:40].any()
+    assert not fused[361:].any()
+
+
+def test_what_is_on_its_way_is_told(source: Any) -> None:
+    told: list[int] = []
+    with Upload("cpu") as moving:
+        moving.start(torch.empty(321, 17), source.stored("large"))
+        moving.finish(lambda: told.append(moving.pending_bytes))
+    assert told[-1] == 0
+
+
+def test_a_file_that_became_shorter_is_an_error(source: Any) -> None:
+    stored = source.stored("large")
+    with stored.path.open("r+b") as file:
+        file.truncate(stored.offset + 5000)
+    with Upload("cpu") as moving, pytest.raises(ModelError, match="middle of a tensor") as failed:
+        moving.fetch(stored)
+    assert str(stored.path) in str(failed.value)
+    with pytest.raises(ModelError, match="middle of a tensor"), Upload("cpu") as moving:
+        moving.start(torch.empty(321, 17), stored)  # nobody waits but the end
+
+
+def test_a_file_that_went_away_is_an_error(tmp_path: Path) -> None:
+    stored = StoredTensor(tmp_path / "gone", 0, torch.float32, (4,))
+    with pytest.raises(ModelError, match="No such file"), Upload("cpu") as moving:
+        moving.fetch(stored)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_model_is_the_same_as_read_tensor_by_tensor(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    quantization: str | None,
+) -> None:
+    folder = write_safetensors(tmp_path, make_llama())
+    fractions: list[float] = []
+    threaded = load_model(
+        folder,
+        dtype=dtype,
+        device="cpu",
+        quantization=quantization,
+        progress=lambda _, fraction: fractions.append(fraction or 0.0),
+    )
+    monkeypatch.setattr(SafetensorsSource, "stored", lambda *_: None)
+    plain = load_model(folder, dtype=dtype, device="cpu", quantization=quantization)
+    state = plain.model.state_dict()
+    assert state.keys() == threaded.model.state_dict().keys()
+    for name, value in threaded.model.state_dict().items():
+        assert value.dtype is state[name].dtype
+        assert torch.equal(value.float(), state[name].float()), name
+    assert fractions[-1] == 1.0
+    assert all(0 <= fraction <= 1 for fraction in fractions)
