@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kerf_runtime.cli.bench_record import spread_text
+from kerf_runtime.cli.bench_startup import phase_rows
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TARGET = Path(__file__).resolve().parent / "README.md"
@@ -96,15 +97,9 @@ def _startup(record: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "| phase | cold (empty cache) | warm (filled cache) |"
     yield "|---|---|---|"
-    phases = dict.fromkeys([*cold["phases"], *warm["phases"]])
-    phases.pop("ready", None)
-    for name in phases:
-        cells = [part["phases"].get(name) for part in (cold, warm)]
-        yield f"| {name} | {' | '.join('-' if c is None else spread_text(c) for c in cells)} |"
-    for label, field in (("process to ready", "ready"), ("process to first token", "firstToken")):
-        yield f"| **{label}** | {spread_text(cold[field])} | {spread_text(warm[field])} |"
-    for label, counter in (("traces", "dynamo_traces"), ("compilations", "inductor_compilations")):
-        yield f"| {label} | {cold['counters'][counter]} | {warm['counters'][counter]} |"
+    for label, *cells in phase_rows((cold, warm)):
+        shown = f"**{label}**" if label.startswith("process") else label
+        yield f"| {shown} | {' | '.join(cells)} |"
 
 
 def _throughput(record: dict[str, Any]) -> Iterator[str]:
@@ -215,6 +210,12 @@ def _decode(record: dict[str, Any]) -> Iterator[str]:
     yield from table(record)
 
 
+def _serving(record: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.serving import table
+
+    yield from table(record)
+
+
 def _overhead(record: dict[str, Any]) -> Iterator[str]:
     from benchmarks.overhead import table  # imports the compiler
 
@@ -238,6 +239,7 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.decode": _decode,
     "benchmarks.overhead": _overhead,
     "benchmarks.passes": _passes,
+    "benchmarks.serving": _serving,
     "benchmarks.soak": _soak,
     "benchmarks.traffic": _traffic,
 }

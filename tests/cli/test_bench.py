@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks import readme
 from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 
+from benchmarks import readme
 from kerf_runtime.cli import bench_latency
 from kerf_runtime.cli.bench_latency import run_workload
 from kerf_runtime.cli.bench_record import header, spread, spread_text

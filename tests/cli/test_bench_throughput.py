@@ -8,11 +8,11 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from benchmarks import readme
 from tests.cli.test_load import DONE, USAGE, peer, piece
 from tests.server.fakes import FakeClient, running_server
 from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 
+from benchmarks import readme
 from kerf_runtime.cli import bench_capture, bench_server, bench_throughput
 
 
@@ -43,7 +43,7 @@ def test_our_own_server_is_measured_and_recorded(kerf, tmp_path):
 
 
 def test_a_load_generator_that_is_the_bottleneck_says_so(kerf, monkeypatch):
-    monkeypatch.setattr(bench_throughput, "_BUSY_SHARE", 0.0)
+    monkeypatch.setattr(bench_throughput, "BUSY_SHARE", 0.0)
     with running_server(FakeClient(max_model_len=400).make_ready()) as (url, _):
         sizes = ("--num-requests", 2, "--input-len", 10, "--output-len", 4)
         done = kerf("bench", "throughput", "--base-url", f"{url}/v1", *sizes)

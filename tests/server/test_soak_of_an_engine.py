@@ -7,6 +7,7 @@ import copy
 import os
 
 import pytest
+
 from benchmarks import soak
 
 REQUESTS = int(os.environ.get("KERF_TEST_SOAK_REQUESTS", "400"))

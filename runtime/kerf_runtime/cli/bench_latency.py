@@ -7,9 +7,10 @@ and the repeats take turns over the configurations: what else runs on the machin
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -25,7 +26,17 @@ from kerf_runtime.engine.core import EngineCore
 from kerf_runtime.engine.messages import AddRequest, SamplingParams
 from kerf_runtime.errors import EngineError, KerfError
 
-__all__ = ["CONFIGURATIONS", "Workload", "measure", "print_table", "run_workload"]
+__all__ = [
+    "CONFIGURATIONS",
+    "Workload",
+    "engine_process",
+    "measure",
+    "print_table",
+    "run_workload",
+]
+
+Times = tuple[dict[str, float], list[list[int]]]
+"""What ``run_workload`` returns."""
 
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "level 0": ("compilation.level=0", "compilation.cudagraphMode=NONE"),
@@ -64,15 +75,14 @@ def measure(
     outputs: dict[tuple[str, int], list[list[int]]] = {}
     with ExitStack() as stack:
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kerf-bench-")))
-        workers = {
-            name: stack.enter_context(_worker(document, overrides, model_path, cache))
+        engines = {
+            name: stack.enter_context(engine_process(document, overrides, model_path, cache))
             for name, overrides in CONFIGURATIONS.items()
         }
         for batch in workload.batches:
             for repeat in range(workload.repeats + 1):
-                for name, connection in workers.items():
-                    connection.send((batch, workload.prompt_tokens, workload.output_tokens))
-                    times, tokens = _receive(connection, _RUN_TIMEOUT_SECONDS)
+                for name, run in engines.items():
+                    times, tokens = run(batch, workload.prompt_tokens, workload.output_tokens)
                     outputs[name, batch] = tokens
                     if repeat > 0:  # the first warms caches up
                         samples.setdefault((name, batch), []).append(times)
@@ -120,14 +130,12 @@ def _ratios(base: list[dict[str, float]], runs: list[dict[str, float]], field: s
     return [b[field] / run[field] for b, run in zip(base, runs, strict=True)]
 
 
-def run_workload(
-    core: EngineCore, batch: int, prompt_tokens: int, output_tokens: int
-) -> tuple[dict[str, float], list[list[int]]]:
+def run_workload(core: EngineCore, batch: int, prompt_tokens: int, output_tokens: int) -> Times:
     """Serve ``batch`` equal-length prompts once.
 
     Returns:
-        Seconds until every prompt had its first token (``prefill``) and the median seconds of the steps
-        after that (``decode``), and the tokens of every sequence.
+        Seconds until every prompt had its first token (``prefill``), median and mean seconds of the steps
+        after that (``decode``, ``decodeMean``), and the tokens of every sequence.
     """
     vocab_size = core.started_message().vocab_size
     tokens: dict[str, list[int]] = {}
@@ -152,32 +160,42 @@ def run_workload(
             decode.append(seconds)
         else:
             prefill += seconds
-    return {"prefill": prefill, "decode": sorted(decode)[len(decode) // 2]}, list(tokens.values())
+    times = {
+        "prefill": prefill,
+        "decode": sorted(decode)[len(decode) // 2],
+        "decodeMean": statistics.fmean(decode),
+    }
+    return times, list(tokens.values())
 
 
 @contextmanager
-def _worker(
+def engine_process(
     document: ModelDeploymentDocument, overrides: tuple[str, ...], model_path: Path, cache: Path
-) -> Iterator[Connection]:
-    """A process with a started engine that answers workloads."""
+) -> Iterator[Callable[[int, int, int], Times]]:
+    """A started engine in a process of its own; calling what this gives is ``run_workload`` there.
+
+    Raises:
+        EngineError: the process ended without an answer, or did not answer in time.
+        KerfError: the engine did not start or failed.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    args = EngineArgs(
-        # Every repeat has the same prompts, which must be computed again.
-        document=raw_document(
-            apply_overrides(document, (*overrides, "engine.prefixCaching=false"))
-        ),
-        model_path=model_path,
-        cache_dir=cache,
-    )
+    steady = apply_overrides(document, (*overrides, *_STEADY))
+    args = EngineArgs(document=raw_document(steady), model_path=model_path, cache_dir=cache)
     process = context.Process(target=_work, args=(args, theirs))
     process.start()
     theirs.close()
+
+    def run(batch: int, prompt_tokens: int, output_tokens: int) -> Times:
+        ours.send((batch, prompt_tokens, output_tokens))
+        answer: Times = _receive(ours, _RUN_TIMEOUT_SECONDS)
+        return answer
+
     try:
         _receive(ours, _START_TIMEOUT_SECONDS)
-        yield ours
+        yield run
     finally:
-        ours.close()  # the worker ends when it reads the end of the pipe
+        ours.close()  # the process ends when it reads the end of the pipe
         process.join(10)
         if process.is_alive():
             process.kill()
@@ -197,7 +215,7 @@ def _receive(connection: Connection, timeout: float) -> Any:
 
 
 def _work(args: EngineArgs, connection: Connection) -> None:
-    """Body of a worker process."""
+    """Body of an engine process."""
     try:
         core = EngineCore(args)
         core.startup()

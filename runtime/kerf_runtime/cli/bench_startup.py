@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kerf_runtime.cli.bench_server import started_server, write_document
 from kerf_runtime.cli.output import echo_table
 from kerf_runtime.config import ModelDeploymentDocument
 
-__all__ = ["measure", "measure_start", "print_table"]
+__all__ = ["measure", "measured_start", "phase_rows", "print_table", "summary"]
 
 
 def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int) -> dict[str, Any]:
@@ -34,16 +35,26 @@ def measure(document: ModelDeploymentDocument, model_path: Path, *, repeats: int
         for repeat in range(repeats):
             cache = Path(folder) / f"cache-{repeat}"
             for kind in runs:
-                runs[kind].append(measure_start(file, model_path, cache, document.served_name))
+                with measured_start(file, model_path, cache, document.served_name) as (_, start):
+                    runs[kind].append(start)
     return {
         **header("kerf bench startup"),
         "model": document.name,
-        "results": [_summary(kind, starts) for kind, starts in runs.items()],
+        "results": [summary(kind, starts) for kind, starts in runs.items()],
     }
 
 
-def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict[str, Any]:
-    """One start: seconds per phase, to ready and to the first token, and the compile counters."""
+@contextmanager
+def measured_start(
+    file: Path, model_path: Path, cache: Path, model: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A server that has given its first token: its address and what the start took.
+
+    Seconds per phase, to ready and to the first token, and the compile counters.
+
+    Raises:
+        EngineError: the server did not become ready.
+    """
     started = time.monotonic()
     with started_server(file, model_path, cache) as url:
         ready = time.monotonic() - started
@@ -52,38 +63,40 @@ def measure_start(file: Path, model_path: Path, cache: Path, model: str) -> dict
             http.post("/v1/completions", json=body).raise_for_status()
             first_token = time.monotonic() - started
             report = http.get("/debug/graphs").json()
-    return {
-        "ready": ready,
-        "firstToken": first_token,
-        "phases": report["startup"],
-        "cache": report["cache"]["result"],
-        "counters": report["counters"],
-    }
+        yield (
+            url,
+            {
+                "ready": ready,
+                "firstToken": first_token,
+                "phases": report["startup"],
+                "cache": report["cache"]["result"],
+                "counters": report["counters"],
+            },
+        )
+
+
+def phase_rows(results: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """A label and a cell of each of ``results``, which ``summary`` made: phases, sums, counters."""
+    phases = dict.fromkeys(name for part in results for name in part["phases"])
+    phases.pop("ready", None)
+    for name in phases:
+        cells = [part["phases"].get(name) for part in results]
+        yield (name, *("-" if cell is None else spread_text(cell) for cell in cells))
+    for label, field in (("process to ready", "ready"), ("process to first token", "firstToken")):
+        yield (label, *(spread_text(part[field]) for part in results))
+    for label, counter in (("traces", "dynamo_traces"), ("compilations", "inductor_compilations")):
+        yield (label, *(str(part["counters"][counter]) for part in results))
 
 
 def print_table(result: dict[str, Any]) -> None:
     """Seconds per phase, cold beside warm."""
     cold, warm = result["results"]
-
-    def both(label: str, cells: Sequence[dict[str, Any] | None]) -> tuple[str, ...]:
-        return (label, *("-" if cell is None else spread_text(cell) for cell in cells))
-
-    pair = (cold, warm)
-    phases = dict.fromkeys([*cold["phases"], *warm["phases"]])
-    phases.pop("ready", None)
-    rows = [both(name, [part["phases"].get(name) for part in pair]) for name in phases]
-    rows.append(both("process to ready", [part["ready"] for part in pair]))
-    rows.append(both("process to first token", [part["firstToken"] for part in pair]))
-    for label, counter in (
-        ("traces", "dynamo_traces"),
-        ("compilations", "inductor_compilations"),
-    ):
-        rows.append((label, *(str(part["counters"][counter]) for part in pair)))
-    rows.append(("cache", cold["cache"], warm["cache"]))
+    rows = [*phase_rows((cold, warm)), ("cache", cold["cache"], warm["cache"])]
     echo_table(("PHASE s", "COLD", "WARM"), rows, right=(1, 2))
 
 
-def _summary(kind: str, starts: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(kind: str, starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Spreads over starts of one kind."""
     names = dict.fromkeys(name for start in starts for name in start["phases"])
     return {
         "configuration": kind,

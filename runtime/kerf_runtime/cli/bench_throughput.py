@@ -15,7 +15,7 @@ from kerf_runtime.cli.output import echo_table, human_seconds
 from kerf_runtime.cli.progress import PhaseProgress
 from kerf_runtime.errors import KerfError
 
-__all__ = ["measure", "print_table"]
+__all__ = ["BUSY_SHARE", "measure", "print_table"]
 
 _LATENCIES = {
     "time to first token": "ttftSeconds",
@@ -24,7 +24,7 @@ _LATENCIES = {
     "whole answer": "latencySeconds",
 }
 
-_BUSY_SHARE = 0.8
+BUSY_SHARE = 0.8
 """Of one CPU, above which the load generator limits what it measures."""
 
 
@@ -92,7 +92,7 @@ def print_table(result: dict[str, Any]) -> None:
     if rows:
         columns = [name.upper() for name in found["latencySeconds"]]
         echo_table(("LATENCY ms", *columns), rows, right=range(1, 1 + len(columns)))
-    if found["clientCpuShare"] > _BUSY_SHARE:
+    if found["clientCpuShare"] > BUSY_SHARE:
         click.echo(
             f"This program itself was busy for {found['clientCpuShare']:.0%} of the time: a faster server would "
             "not have looked faster. Run several at once, with other seeds."
