@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.engines import GREEDY, engine_args, generate, greedy_reference, started
-from tests.models.checkpoints import make_bamba, make_llama, write_safetensors
-from tests.models.test_gpt import make_gpt2, make_opt
-from tests.models.test_llama_variants import make_mistral, make_qwen2, make_qwen3
+from tests.engine.families import FAMILIES, PROMPTS
+from tests.models.checkpoints import write_safetensors
 
 from kerf_runtime.engine.kv_cache import bytes_per_block
 from kerf_runtime.engine.state_cache import state_cache_bytes
 from kerf_runtime.models import read_model_config
 from kerf_runtime.models.registry import supported_architectures
-
-ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
-LLAMA3 = {
-    **ROPE,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "Llama 2": make_llama,
-    "Llama 3": lambda: make_llama(rope_parameters=LLAMA3),
-    "Mistral": lambda: make_mistral(sliding_window=24),
-    "Qwen2": make_qwen2,
-    "Qwen3": make_qwen3,
-    "OPT": make_opt,
-    "GPT-2": make_gpt2,
-    "Bamba": make_bamba,
-}
-TEXT = [(7 * i * i + 3) % 320 for i in range(90)]
-PROMPTS = [TEXT[:70], TEXT[:40], [*TEXT[:33], 9, 9], TEXT[1:60], TEXT[:70], [5]]
 
 
 @pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
