@@ -20,6 +20,7 @@ def make_request(serial: int, arrived: float, priority: int) -> Request:
         seed=0,
         arrived=arrived,
         place=(place_of(arrived, priority), serial),
+        max_length=2,
     )
 
 

@@ -26,6 +26,7 @@ def make_request(tokens: list[int], pool: BlockPool | None = None) -> Request:
         seed=0,
         arrived=0.0,
         place=(0.0, 0),
+        max_length=len(tokens) + 9,
     )
     if pool is not None:
         request.blocks = pool.take(pool.blocks_for(len(tokens)))

@@ -9,7 +9,7 @@ from torch import nn
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.engine.messages import SamplingParams
-from kerf_runtime.engine.runner import ModelRunner
+from kerf_runtime.engine.runner import ModelRunner, Sampling
 from kerf_runtime.engine.scheduler import Batch, Scheduler, SchedulerLimits
 from kerf_runtime.reasons import DispatchReason
 
@@ -197,14 +197,14 @@ def test_rows_of_the_block_table_are_sent_only_when_they_changed() -> None:
         params = SamplingParams(max_tokens=20)
         prompt = list(range(10, 10 + length))
         scheduler.add(str(number), prompt, params, eos_token_ids=(), seed=0, arrived=0.0)
-    sent = []
-    view = runner._block_table.view
+    sent: list[range] = []
+    send = runner._table.send
 
-    def watch(rows: int, first: int = 0, last: int | None = None) -> torch.Tensor:
-        sent.append(range(first, rows if last is None else last))
-        return view(rows, first, last)
+    def watch() -> range:
+        sent.append(send())
+        return sent[-1]
 
-    runner._block_table.view = watch  # type: ignore[method-assign]
+    runner._table.send = watch  # type: ignore[method-assign]
     tables = []
     for _ in range(7):
         batch = scheduler.schedule()
@@ -236,3 +236,27 @@ def test_a_row_that_another_request_takes_over_is_written_anew() -> None:
         for row, item in enumerate(batch.items):
             blocks = item.request.blocks
             assert metadata.block_table[row, : len(blocks)].tolist() == blocks
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2), (1, 2), (0, 2), (2,)])
+def test_tokens_of_the_step_before_are_fed_to_the_requests_that_they_belong_to(
+    kept: tuple[int, ...],
+) -> None:
+    runner = make_runner()
+    scheduler = Scheduler(LIMITS)
+    for number in range(3):
+        params = SamplingParams(max_tokens=9)
+        scheduler.add(
+            str(number), [number + 1], params, eos_token_ids=(), seed=0, arrived=float(number)
+        )
+    first = scheduler.schedule()
+    assert first is not None
+    runner.prepare(first, decision(8, uniform=True))
+    tokens = torch.tensor([71, 72, 73])
+    runner._sampling = Sampling([item.request for item in first.items], tokens)
+    for number in {0, 1, 2} - set(kept):
+        scheduler.abort(str(number))
+    second = scheduler.schedule()
+    assert second is not None
+    ids, _, _ = runner.prepare(second, decision(8, uniform=True))
+    assert ids.tolist() == [71 + number for number in kept] + [0] * (8 - len(kept))

@@ -1,69 +1,184 @@
-"""Tensors that keep their place on the device while the CPU writes the next step's values."""
+"""Tensors that keep their place on the device while the CPU writes the next step's values.
+
+What is sent to a GPU lies in pinned memory until it has been copied, and the step before may still wait for
+that.  So there are two such places, used in turn: whoever fills one has read the tokens of the step that used it
+last.  On a CPU the arrays and the tensors are the same memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["StepBuffer"]
+__all__ = ["BlockTable", "Inputs", "StepInputs"]
 
 _Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
+
+_ALIGNMENT = 256
+"""Of every tensor, in bytes: that of memory by itself, which kernels may count on."""
 
 
-class StepBuffer:
-    """A tensor on the device and the array that the CPU fills; on the CPU both are the same memory.
+@dataclass(frozen=True)
+class Inputs(Generic[_T]):
+    """What a step tells the device, beside the block table: at most T tokens of S sequences.
 
-    What is sent to a GPU lies in pinned memory until it has been copied, and the step before may still
-    wait for that.  So there are two such places, used in turn: whoever fills one has read the tokens of
-    the step that used it last.
-
-    Args:
-        shape: rows first.
-        dtype: of the values.
-        device: where they are needed.
-        keeps: whether ``host`` keeps what was written for steps before, so that only changes are written.
+    Attributes:
+        input_ids: int64 [T].
+        positions: int64 [T], of the tokens in their sequences.
+        slots: int64 [T], where keys and values go; -1 for nowhere.
+        query_start: int32 [S + 1], where in the batch each sequence begins, and where the last one ends.
+        seq_lens: int32 [S], tokens of each sequence with those of this step.
+        state_slots: int64 [S], where the states of state-space layers are.
+        last: int64 [S], tokens of the batch whose hidden states are sampled from.
+        fed_places: int64 [S], where in the batch a pending token belongs.
+        fed_rows: int64 [S], which of the tokens of the step before it is.
     """
 
-    def __init__(
-        self, *shape: int, dtype: torch.dtype, device: torch.device, keeps: bool = False
-    ) -> None:
-        self.device = torch.zeros(*shape, dtype=dtype, device=device)
-        self._on_cpu = device.type == "cpu"
-        places = (
-            [self.device]
-            if self._on_cpu
-            else [torch.zeros(*shape, dtype=dtype, pin_memory=True) for _ in range(2)]
-        )
-        self._places = [(place, place.numpy()) for place in places]
+    input_ids: _T
+    positions: _T
+    slots: _T
+    query_start: _T
+    seq_lens: _T
+    state_slots: _T
+    last: _T
+    fed_places: _T
+    fed_rows: _T
+
+
+class StepInputs:
+    """All inputs in one piece of memory, so that one copy sends them.
+
+    Args:
+        tokens: T, most of a step.
+        sequences: S, most of a step.
+        device: where they are needed.
+    """
+
+    def __init__(self, tokens: int, sequences: int, *, device: torch.device) -> None:
+        sizes = dict.fromkeys(Inputs.__annotations__, (sequences, torch.int64))
+        sizes |= dict.fromkeys(("input_ids", "positions", "slots"), (tokens, torch.int64))
+        sizes |= {
+            "query_start": (sequences + 1, torch.int32),
+            "seq_lens": (sequences, torch.int32),
+        }
+        length = sum(_aligned(size * dtype.itemsize) for size, dtype in sizes.values())
+        self._memory = torch.zeros(length, dtype=torch.uint8, device=device)
+        self.device = _cut(self._memory, sizes, lambda tensor: tensor)
+        """On the device; keep their addresses."""
+        self._places: list[tuple[Tensor, Inputs[_Array]]] = [
+            (place, _cut(place, sizes, lambda tensor: tensor.numpy()))
+            for place in _host_places(self._memory)
+        ]
         self._turn = 0
-        self._kept: _Array | None = None
-        if keeps and not self._on_cpu:
-            self._kept = np.zeros_like(self._places[0][1])
 
     @property
-    def host(self) -> _Array:
+    def host(self) -> Inputs[_Array]:
         """Where the CPU writes."""
-        return self._places[self._turn][1] if self._kept is None else self._kept
+        return self._places[self._turn][1]
 
     def turn(self) -> None:
         """Begin a step: write to the place that the step before does not use."""
         self._turn = (self._turn + 1) % len(self._places)
 
-    def view(self, rows: int, first: int = 0, last: int | None = None) -> Tensor:
-        """The first ``rows`` rows on the device, after what the CPU wrote there has been sent.
+    def send(self) -> None:
+        """Bring what the CPU wrote to the device."""
+        place = self._places[self._turn][0]
+        if place is not self._memory:
+            self._memory.copy_(place, non_blocking=True)
+
+
+class BlockTable:
+    """The cache blocks of every sequence of a step; only rows that changed are written and sent.
+
+    Args:
+        sequences: rows.
+        columns: most blocks of a sequence.
+        device: where the table is needed.
+    """
+
+    def __init__(self, sequences: int, columns: int, *, device: torch.device) -> None:
+        self.device = torch.zeros(sequences, columns, dtype=torch.int32, device=device)
+        """On the device; keeps its address."""
+        self._places = [(place, place.numpy()) for place in _host_places(self.device)]
+        self._turn = 0
+        self._on_cpu = self._places[0][0] is self.device
+        self.host: _Array = np.zeros((sequences, columns), dtype=np.int32)
+        """As the device has it, or will once it is sent."""
+        if self._on_cpu:
+            self.host = self._places[0][1]
+        self._rows: list[tuple[list[int], int] | None] = [None] * sequences
+        """Per row: the request's list of blocks that is written there, and how many."""
+        self._stale = range(0)
+        """Rows that the device does not have yet, and what lies between them."""
+
+    def turn(self) -> None:
+        """Begin a step: send from the place that the step before does not use."""
+        self._turn = (self._turn + 1) % len(self._places)
+
+    def write(self, row: int, blocks: list[int]) -> None:
+        """Bring a row up to date.
 
         Args:
-            rows: of the result.
-            first: the first row that is sent.
-            last: one past the last row that is sent; ``rows`` if None.
+            row: whose.
+            blocks: a request's list, which is replaced or grows, no more.
         """
-        sent = slice(first, rows if last is None else last)
-        if not self._on_cpu and sent.stop > sent.start:
+        written = self._rows[row]
+        known = written[1] if written is not None and written[0] is blocks else 0
+        if known == len(blocks):
+            return
+        self.host[row, known : len(blocks)] = blocks[known:]
+        self._rows[row] = (blocks, len(blocks))
+        self._stale = _around(self._stale, range(row, row + 1))
+
+    def clear(self) -> None:
+        """Have every sequence read block 0."""
+        self.host[:] = 0
+        self._rows = [None] * len(self._rows)
+        self._stale = range(len(self._rows))
+
+    def send(self) -> range:
+        """Bring the rows that changed to the device; returns which were sent, those between included."""
+        sent, self._stale = self._stale, range(0)
+        if sent and not self._on_cpu:
+            rows = slice(sent.start, sent.stop)
             place, array = self._places[self._turn]
-            if self._kept is not None:
-                array[sent] = self._kept[sent]
-            self.device[sent].copy_(place[sent], non_blocking=True)
-        return self.device[:rows]
+            array[rows] = self.host[rows]
+            self.device[rows].copy_(place[rows], non_blocking=True)
+        return sent
+
+
+def _host_places(tensor: Tensor) -> list[Tensor]:
+    """Where the CPU writes what ``tensor`` shall hold: two in turn, or the tensor itself if it is on the CPU."""
+    if tensor.device.type == "cpu":
+        return [tensor]
+    return [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
+
+
+def _cut(
+    memory: Tensor,
+    sizes: Mapping[str, tuple[int, torch.dtype]],
+    finish: Callable[[Tensor], _T],
+) -> Inputs[_T]:
+    parts, first = {}, 0
+    for name, (size, dtype) in sizes.items():
+        part = memory[first : first + size * dtype.itemsize].view(dtype)
+        parts[name] = finish(part)
+        first += _aligned(part.nbytes)
+    return Inputs(**parts)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _around(first: range, second: range) -> range:
+    """The smallest range with both."""
+    if not first:
+        return second
+    return range(min(first.start, second.start), max(first.stop, second.stop))

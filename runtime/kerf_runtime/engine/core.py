@@ -41,7 +41,7 @@ class _InFlight:
     @property
     def needs_tokens(self) -> bool:
         """Whether the step after it can be enqueued only when its tokens are known: penalties count them."""
-        return any(item.samples and item.request.params.has_penalties for item in self.batch.items)
+        return any(item.samples and item.request.has_penalties for item in self.batch.items)
 
 
 class EngineCore:

@@ -40,6 +40,7 @@ class Request:
         seed: of this request's random numbers.
         arrived: monotonic seconds.
         place: what requests are served by, the smallest first; no two requests have the same.
+        max_length: tokens with which the answer is as long as it may be.
         computed: tokens whose keys and values are in the cache, or will be after the steps that were
             scheduled.
         pending: tokens that scheduled steps will yield; they come after ``tokens``.
@@ -61,6 +62,7 @@ class Request:
     seed: int
     arrived: float
     place: tuple[float, int]
+    max_length: int
     state: RequestState = RequestState.WAITING
     computed: int = 0
     pending: int = 0
@@ -71,6 +73,11 @@ class Request:
     cached_tokens: int = 0
     was_scheduled: bool = False
     was_deferred: bool = False
+    has_penalties: bool = field(init=False)
+    """Whether tokens that were seen before change how the next is drawn."""
+
+    def __post_init__(self) -> None:
+        self.has_penalties = self.params.has_penalties
 
     @property
     def remaining(self) -> int:
@@ -82,20 +89,14 @@ class Request:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_length
 
-    def is_ending(self, max_model_len: int) -> bool:
+    @property
+    def is_ending(self) -> bool:
         """Whether the pending token is the last one, whatever it will be."""
-        return self.pending > 0 and self._is_full(self.pending, max_model_len)
+        return self.pending > 0 and len(self.tokens) + self.pending >= self.max_length
 
-    def _is_full(self, more: int, max_model_len: int) -> bool:
-        """Whether the answer is as long as it may be, with ``more`` tokens than are known."""
-        return (
-            self.generated + more >= self.params.max_tokens
-            or len(self.tokens) + more >= max_model_len
-        )
-
-    def append(self, token: int, max_model_len: int) -> str | None:
+    def append(self, token: int) -> str | None:
         """Add a generated token; returns why the request is over, or None."""
         self.tokens.append(token)
         if token in self.stop_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self._is_full(0, max_model_len) else None
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_length else None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
-from kerf_runtime.engine.buffers import StepBuffer
+from kerf_runtime.engine.buffers import BlockTable, StepInputs
 from kerf_runtime.engine.logprobs import Logprobs, logprobs_of
 from kerf_runtime.engine.messages import SamplingParams, TokenLogprobs, TokenOutput
 from kerf_runtime.engine.prompt_logprobs import PromptLogprobs, PromptReading
@@ -32,7 +32,7 @@ from kerf_runtime.engine.sample_row import SampleRow, TokenHistory
 from kerf_runtime.engine.sampler import sample
 from kerf_runtime.engine.scheduler import Batch, SchedulerLimits
 from kerf_runtime.engine.state_cache import PADDING_SLOT
-from kerf_runtime.engine.transfer import Received
+from kerf_runtime.engine.transfer import Mailbox, Received
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext
 
 __all__ = ["ComputesLogits", "ModelRunner", "Sampled", "Sampling"]
@@ -73,6 +73,7 @@ class Sampling:
     Args:
         requests: that sample, in the order of the batch.
         tokens: int64 [R] on the device; None without a request.
+        received: the same tokens on their way to the CPU.
         logprobs: of these tokens, if asked for.
         prompts: what is told about prompts that are complete, by request id.
     """
@@ -81,13 +82,14 @@ class Sampling:
         self,
         requests: Sequence[Request] = (),
         tokens: Tensor | None = None,
+        received: Received | None = None,
         logprobs: Logprobs | None = None,
         prompts: Mapping[str, PromptReading] | None = None,
     ) -> None:
         self.tokens = tokens
         self._prompts = prompts or {}
         self._requests = requests
-        self._received = None if tokens is None else Received(tokens)
+        self._received = received
         self._logprobs = logprobs
         self._rows = {request: row for row, request in enumerate(requests)}
 
@@ -142,35 +144,15 @@ class ModelRunner:
         # A decode batch is padded with sequences too, up to the largest captured size.
         sequences = max(limits.max_num_seqs, largest)
         columns = -(-limits.max_model_len // limits.block_size)
-        self._input_ids = StepBuffer(tokens, dtype=torch.int64, device=device)
-        self._positions = StepBuffer(tokens, dtype=torch.int64, device=device)
-        self._slots = StepBuffer(tokens, dtype=torch.int64, device=device)
-        self._query_start = StepBuffer(sequences + 1, dtype=torch.int32, device=device)
-        self._seq_lens = StepBuffer(sequences, dtype=torch.int32, device=device)
-        self._block_table = StepBuffer(
-            sequences, columns, dtype=torch.int32, device=device, keeps=True
-        )
-        self._stale_rows = (sequences, 0)
-        """First and one past the last row of the block table that the device does not have yet."""
-
-        self._last = StepBuffer(sequences, dtype=torch.int64, device=device)
-        self._fed = StepBuffer(2, sequences, dtype=torch.int64, device=device)
-        """Where in the batch a pending token belongs, and which of the tokens of the step before it is."""
-        self._buffers: tuple[StepBuffer, ...] = (
-            *(self._input_ids, self._positions, self._slots, self._query_start),
-            *(self._seq_lens, self._block_table, self._last, self._fed),
-        )
-        self._state_slots: StepBuffer | None = None
-        if self.states:
-            self._state_slots = StepBuffer(sequences, dtype=torch.int64, device=device)
-            self._buffers += (self._state_slots,)
+        self._inputs = StepInputs(tokens, sequences, device=device)
+        self._table = BlockTable(sequences, columns, device=device)
+        self._mailbox = Mailbox(sequences, device)
+        self._ramp = np.arange(sequences + 1, dtype=np.int32)
         self._sampling = Sampling()
         """Of the step before."""
         self._histories: WeakKeyDictionary[Request, TokenHistory] = WeakKeyDictionary()
         """Of requests with penalties; gone with the request."""
         self._prompts = PromptLogprobs(lambda hidden: self._model.compute_logits(hidden))
-        self._rows: list[tuple[list[int], int] | None] = [None] * sequences
-        """Per row of the block table: the request's list of blocks that is written there, and how many."""
 
     @property
     def is_asynchronous(self) -> bool:
@@ -187,50 +169,56 @@ class ModelRunner:
         Returns:
             Input ids and positions, int64 [T] each, and the forward's context.
         """
-        for buffer in self._buffers:
-            buffer.turn()
-        at = 0
-        pending: list[tuple[int, int]] = []
+        self._inputs.turn()
+        self._table.turn()
+        host = self._inputs.host
+        ids: list[int] = []
+        last: list[int] = []
+        fed: list[tuple[int, int]] = []
         for row, item in enumerate(batch.items):
-            start, count = item.start, item.count
-            self._write_blocks(row, item.request.blocks)
-            known = item.request.tokens[start : start + count]
-            self._input_ids.host[at : at + len(known)] = known
-            if len(known) < count:
-                pending.append((at + count - 1, self._sampling.row_of(item.request)))
-            self._write_place(row, at, start, count)
-            at += count
+            request = item.request
+            self._table.write(row, request.blocks)
+            known = request.tokens[item.start : item.start + item.count]
+            ids += known
+            if len(known) < item.count:
+                fed.append((len(ids), self._sampling.row_of(request)))
+                ids.append(0)
+            if item.samples:
+                last.append(len(ids) - 1)
+        host.input_ids[: len(ids)] = ids
+        host.last[: len(last)] = last
+        if self.states:
+            slots = [item.request.state_slot for item in batch.items]
+            host.state_slots[: len(slots)] = slots
+        if fed:
+            host.fed_places[: len(fed)], host.fed_rows[: len(fed)] = np.asarray(fed).T
+        lengths = [item.count for item in batch.items]
+        self._write_places([item.start for item in batch.items], lengths)
         # Between pieces attention runs as what the batch is; inside a graph as what was recorded.
         uniform = decision.descriptor.uniform_decode or (
             batch.uniform_decode and decision.mode is CUDAGraphMode.PIECEWISE
         )
-        if self._state_slots is not None:
-            slots = [item.request.state_slot for item in batch.items]
-            self._state_slots.host[: len(slots)] = slots
-        lengths = [item.count for item in batch.items]
         inputs = self._views(decision.descriptor.num_tokens, uniform, lengths)
-        self._feed(pending)
+        self._feed(fed)
         return inputs
 
-    def _feed(self, pending: Sequence[tuple[int, int]]) -> None:
-        """Copy tokens of the step before to where they are inputs of this one."""
-        if not pending:
-            return
-        assert self._sampling.tokens is not None
-        count = len(pending)
-        self._fed.host[:, :count] = np.asarray(pending).T
-        places, rows = self._fed.view(2)[:, :count]
-        self._input_ids.device.index_copy_(0, places, self._sampling.tokens[rows])
+    def _feed(self, fed: Sequence[tuple[int, int]]) -> None:
+        """Copy tokens of the step before to where they are inputs of this one.
 
-    def _write_blocks(self, row: int, blocks: list[int]) -> None:
-        """Bring a row of the block table up to date; a request's list is replaced or grows, no more."""
-        written = self._rows[row]
-        known = written[1] if written is not None and written[0] is blocks else 0
-        if known == len(blocks):
+        Args:
+            fed: place in the batch and row of the token, ascending; on the device already.
+        """
+        if not fed:
             return
-        self._block_table.host[row, known : len(blocks)] = blocks[known:]
-        self._rows[row] = (blocks, len(blocks))
-        self._stale_rows = (min(self._stale_rows[0], row), max(self._stale_rows[1], row + 1))
+        tokens, inputs = self._sampling.tokens, self._inputs.device
+        assert tokens is not None
+        count, (place, row) = len(fed), fed[0]
+        if fed[-1] == (place + count - 1, row + count - 1):  # ascending: all are in one piece
+            inputs.input_ids[place : place + count].copy_(tokens[row : row + count])
+        else:
+            inputs.input_ids.index_copy_(
+                0, inputs.fed_places[:count], tokens[inputs.fed_rows[:count]]
+            )
 
     def make_dummy_batch(
         self, descriptor: BatchDescriptor
@@ -244,59 +232,71 @@ class ModelRunner:
         if self._device.type == "cpu":
             # An emulated graph records calls, not shapes: long contexts would only cost time.
             longest = min(longest, max(size, self._limits.block_size))
-        self._input_ids.host[:size] = 0
-        self._block_table.host[:] = 0
-        self._rows = [None] * len(self._rows)
-        self._stale_rows = (0, len(self._rows))
-        at = 0
-        lengths: list[int] = []
-        while at < size:
-            count = 1 if descriptor.uniform_decode else min(size - at, longest)
-            start = longest - count if descriptor.uniform_decode else 0
-            self._write_place(len(lengths), at, start, count)
-            at += count
-            lengths.append(count)
-        self._slots.host[:size] = -1
-        if self._state_slots is not None:
-            self._state_slots.host[: len(lengths)] = PADDING_SLOT
+        host = self._inputs.host
+        host.input_ids[:size] = 0
+        self._table.clear()
+        if descriptor.uniform_decode:
+            starts, lengths = [longest - 1] * size, [1] * size
+        else:
+            lengths = [longest] * (size // longest)
+            lengths += [rest] if (rest := size % longest) else []
+            starts = [0] * len(lengths)
+        self._write_places(starts, lengths)
+        host.slots[:size] = -1
+        host.state_slots[: len(lengths)] = PADDING_SLOT
         return self._views(size, descriptor.uniform_decode, lengths)
 
-    def _write_place(self, row: int, at: int, start: int, count: int) -> None:
-        """Where ``count`` tokens of sequence ``row``, at batch index ``at``, stand and are cached."""
-        size = self._limits.block_size
-        positions = np.arange(start, start + count)
-        self._positions.host[at : at + count] = positions
-        blocks = self._block_table.host[row, positions // size].astype(np.int64)
-        self._slots.host[at : at + count] = blocks * size + positions % size
-        self._query_start.host[row] = at
-        self._seq_lens.host[row] = start + count
+    def _write_places(self, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        """Where the tokens of every sequence stand and are cached.
+
+        Args:
+            starts: position of the first token of each sequence.
+            lengths: tokens of each sequence.
+        """
+        size, host = self._limits.block_size, self._inputs.host
+        first, count = np.asarray(starts), np.asarray(lengths)
+        ends = count.cumsum()
+        begins, total = ends - count, int(ends[-1])
+        rows = self._ramp[: len(count)]
+        if total == len(count):
+            positions = first
+        else:
+            rows = rows.repeat(count)
+            positions = np.arange(total) + (first - begins).repeat(count)
+        blocks, offsets = np.divmod(positions, size)
+        host.positions[:total] = positions
+        host.slots[:total] = self._table.host[rows, blocks].astype(np.int64) * size + offsets
+        host.query_start[: len(count)] = begins
+        host.seq_lens[: len(count)] = first + count
 
     def _views(
         self, padded: int, uniform: bool, lengths: Sequence[int]
     ) -> tuple[Tensor, Tensor, ForwardContext]:
         """The buffers as the inputs of a batch of ``padded`` tokens, with sequences of ``lengths`` in it."""
         tokens, sequences = sum(lengths), len(lengths)
-        self._input_ids.host[tokens:padded] = 0
-        self._positions.host[tokens:padded] = 0
-        self._slots.host[tokens:padded] = -1
+        host, inputs = self._inputs.host, self._inputs.device
+        host.input_ids[tokens:padded] = 0
+        host.positions[tokens:padded] = 0
+        host.slots[tokens:padded] = -1
         if uniform:
             rows = padded
-            self._query_start.host[: rows + 1] = np.arange(rows + 1)
+            host.query_start[: rows + 1] = self._ramp[: rows + 1]
         else:
             rows = max(min(padded, self._limits.max_num_seqs), sequences)
-            self._query_start.host[sequences : rows + 1] = tokens
-        self._seq_lens.host[sequences:rows] = 0
-        if self._state_slots is not None:
-            self._state_slots.host[sequences:rows] = PADDING_SLOT
+            host.query_start[sequences : rows + 1] = tokens
+        host.seq_lens[sequences:rows] = 0
+        host.state_slots[sequences:rows] = PADDING_SLOT
+        self._inputs.send()
+        self._table.send()
         metadata = AttentionMetadata(
-            query_start=self._query_start.view(rows + 1),
-            seq_lens=self._seq_lens.view(rows),
-            block_table=self._view_blocks(rows),
-            slot_mapping=self._slots.view(padded),
+            query_start=inputs.query_start[: rows + 1],
+            seq_lens=inputs.seq_lens[:rows],
+            block_table=self._table.device[:rows],
+            slot_mapping=inputs.slots[:padded],
             uniform_decode=uniform,
             max_query_len=max(lengths),
             query_lens=tuple(lengths),
-            state_slots=None if self._state_slots is None else self._state_slots.view(rows),
+            state_slots=inputs.state_slots[:rows] if self.states else None,
         )
         context = ForwardContext(
             attention=metadata,
@@ -304,44 +304,34 @@ class ModelRunner:
             windows=self._windows,
             states=self.states,
         )
-        return self._input_ids.view(padded), self._positions.view(padded), context
-
-    def _view_blocks(self, rows: int) -> Tensor:
-        """The first rows of the block table; only rows that changed are sent to the device."""
-        first, last = self._stale_rows
-        self._stale_rows = (len(self._rows), 0)
-        return self._block_table.view(rows, first, last)
+        return inputs.input_ids[:padded], inputs.positions[:padded], context
 
     @torch.inference_mode()
     def sample(self, batch: Batch, hidden: Tensor) -> Sampling:
         """Enqueue the choice of the next token of every item that samples, in order.
 
         Args:
-            batch: that ran.
+            batch: that was prepared last, and ran.
             hidden: [T, E], its hidden states, padding included.
         """
-        last: list[int] = []
-        requests: list[Request] = []
-        at = 0
-        for item in batch.items:
-            at += item.count
-            if item.samples:
-                last.append(at - 1)
-                requests.append(item.request)
+        requests = [item.request for item in batch.items if item.samples]
         self._sampling = Sampling()
         prompts = self._prompts.collect(batch, hidden)
         if requests:
             rows = [self._sample_row(request) for request in requests]
-            self._last.host[: len(last)] = last
-            logits = self._model.compute_logits(hidden[self._last.view(len(last))])
+            # Where every token is the last of its sequence the states need not be looked for.
+            last = self._inputs.device.last[: len(requests)]
+            every = len(requests) == batch.num_tokens
+            logits = self._model.compute_logits(hidden[: len(requests)] if every else hidden[last])
             tokens = sample(logits, rows)
             found = logprobs_of(logits, rows, tokens)
-            self._sampling = Sampling(requests, tokens, found, prompts)
+            received = self._mailbox.receive(tokens)
+            self._sampling = Sampling(requests, tokens, received, found, prompts)
         return self._sampling
 
     def _sample_row(self, request: Request) -> SampleRow:
         history = None
-        if request.params.has_penalties:
+        if request.has_penalties:
             history = self._histories.get(request)
             if history is None:
                 history = TokenHistory(request.tokens[: request.prompt_length])

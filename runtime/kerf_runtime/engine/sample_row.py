@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kerf_runtime.engine.messages import SamplingParams
@@ -54,8 +54,7 @@ class TokenHistory:
         )
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True):
     """How one row of logits is sampled.
 
     Attributes:
@@ -91,4 +90,6 @@ class SampleRow:
     @property
     def is_adjusted(self) -> bool:
         """Whether logits change before the draw."""
-        return self.params.has_penalties or bool(self.params.logit_bias) or self.must_go_on
+        params = self.params
+        penalised = self.history is not None and params.has_penalties
+        return penalised or bool(params.logit_bias) or self.must_go_on

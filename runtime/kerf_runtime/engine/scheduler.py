@@ -156,6 +156,7 @@ class Scheduler:
             seed=seed,
             arrived=arrived,
             place=(place_of(arrived, priority), self._added),
+            max_length=min(len(prompt) + params.max_tokens, self.limits.max_model_len),
         )
         self._added += 1
         self._requests[request_id] = request
@@ -228,7 +229,6 @@ class Scheduler:
         """One token each of those that decode; and those whose prompts are partly computed, in order."""
         items: list[Scheduled] = []
         prompts: list[Request] = []
-        longest = self.limits.max_model_len
         for request in tuple(self._running):
             # An earlier request may have preempted this one a moment ago.
             if request.state is not RequestState.RUNNING:
@@ -236,7 +236,7 @@ class Scheduler:
             remaining = request.remaining
             if remaining > 1:
                 prompts.append(request)
-            elif remaining == 1 and not request.is_ending(longest) and self._grow(request):
+            elif remaining == 1 and not request.is_ending and self._grow(request):
                 self._take(items, request, 1)
         return items, prompts
 
@@ -322,7 +322,7 @@ class Scheduler:
             request.pending -= 1
             if request.state is RequestState.FINISHED:
                 continue  # since the step was scheduled
-            reason = request.append(token, self.limits.max_model_len)
+            reason = request.append(token)
             cached = request.cached_tokens if request.generated == 1 else 0
             outputs.append(TokenOutput(request.request_id, [token], reason, cached_tokens=cached))
             if reason is not None:
