@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -186,46 +187,9 @@ def _attention(record: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _capture(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.capture import table  # imports the compiler
-
-    yield from table(record)
-
-
-def _soak(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.soak import table  # imports the tests' tiny model
-
-    yield from table(record)
-
-
-def _traffic(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.traffic import table  # imports torch
-
-    yield from table(record)
-
-
-def _decode(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.decode import table  # imports torch
-
-    yield from table(record)
-
-
-def _serving(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.serving import table
-
-    yield from table(record)
-
-
-def _overhead(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.overhead import table  # imports the compiler
-
-    yield from table(record)
-
-
-def _compile(record: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.compile import table  # imports the compiler
-
-    yield from table(record)
+def _own(record: dict[str, Any]) -> Iterator[str]:
+    """By the program itself, which imports what it measures: only where its record is there."""
+    yield from importlib.import_module(record["program"]).table(record)
 
 
 _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
@@ -234,14 +198,15 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "kerf bench startup": _startup,
     "kerf bench throughput": _throughput,
     "benchmarks.attention": _attention,
-    "benchmarks.capture": _capture,
-    "benchmarks.compile": _compile,
-    "benchmarks.decode": _decode,
-    "benchmarks.overhead": _overhead,
+    "benchmarks.capture": _own,
+    "benchmarks.compile": _own,
+    "benchmarks.decode": _own,
+    "benchmarks.overhead": _own,
     "benchmarks.passes": _passes,
-    "benchmarks.serving": _serving,
-    "benchmarks.soak": _soak,
-    "benchmarks.traffic": _traffic,
+    "benchmarks.serving": _own,
+    "benchmarks.soak": _own,
+    "benchmarks.traffic": _own,
+    "benchmarks.weights": _own,
 }
 
 
