@@ -106,7 +106,7 @@ def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            stream.write(tensor.contiguous().cpu().view(torch.uint8).numpy())
+            stream.write(tensor.contiguous().cpu().view(torch.uint8).numpy().data)
 
 
 def write_tokenizer(file: Path, vocab_size: int) -> None:

@@ -18,7 +18,6 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,11 +41,11 @@ from kerf_runtime.cli.load import Load, Target, ask, plan, summarize
 from kerf_runtime.config import ModelDeploymentDocument, parse_document
 from kerf_runtime.errors import EngineError
 
-__all__ = ["Setup", "record", "table"]
+__all__ = ["Bench", "Setup", "difference", "record", "table"]
 
 REPEATS, WARM_UPS = 10, 2
 """Requests of the one client."""
-_SETTLE_SECONDS = 0.5
+_SETTLE_SECONDS = 0.3
 """The engine tells its numbers four times a second."""
 
 
@@ -73,7 +72,10 @@ class Bench:
 
     model: str
     folder: Path
-    processes: int
+    processes: int = 1
+    """Of clients."""
+    warm_starts: int = 1
+    """On the same machine; the last of these servers is measured."""
 
     @property
     def setup(self) -> Setup:
@@ -141,10 +143,13 @@ def record(bench: Bench) -> Iterator[dict[str, Any]]:
         with measured_start(file, bench.checkpoint, bench.cache, bench.model) as (_, start):
             result["starts"].append(_told(kind, [start], made["bytes"]))
         yield result
-    with measured_start(file, bench.checkpoint, bench.cache, bench.model) as (_, start):
-        again = [start]
+    starts = []
+    for _ in range(bench.warm_starts - 1):
+        with measured_start(file, bench.checkpoint, bench.cache, bench.model) as (_, start):
+            starts.append(start)
     with measured_start(file, bench.checkpoint, bench.cache, bench.model) as (url, start):
-        result["starts"].append(_told("warm, same machine", [*again, start], made["bytes"]))
+        starts.append(start)
+        result["starts"].append(_told("warm, same machine", starts, made["bytes"]))
         yield result
         result["oneClient"] = asyncio.run(one_client(bench, url))
         yield result
@@ -173,7 +178,7 @@ async def one_client(bench: Bench, url: str) -> dict[str, Any]:
     """
     load = Load(WARM_UPS + REPEATS, 1, PROMPT, ANSWER, vocab_size=bench.vocab_size)
     target = bench.target(url)
-    rows = []
+    tokens, steps, first = [], [], []
     async with httpx.AsyncClient(timeout=target.seconds) as http:
         for request in plan(load):
             before = steps_of((await http.get(f"{url}/metrics")).text)
@@ -184,18 +189,18 @@ async def one_client(bench: Bench, url: str) -> dict[str, Any]:
                 )
             await asyncio.sleep(_SETTLE_SECONDS)
             after = steps_of((await http.get(f"{url}/metrics")).text)
-            seconds = (outcome.texts[-1] - outcome.texts[0]) / (ANSWER - 1)
-            step = most_frequent(steps_between(before, after)).mean
-            first = outcome.texts[0] - outcome.began
-            rows.append((seconds, step, first))
-    seconds, steps, first = zip(*rows[WARM_UPS:], strict=True)
-    _say(f"one client: {statistics.median(seconds) * 1e3:.3f} ms per token")
-    return {
-        "tokenSeconds": spread(seconds),
-        "stepSeconds": spread(steps),
-        "aboveStepSeconds": spread([a - b for a, b in zip(seconds, steps, strict=True)]),
-        "firstTokenSeconds": spread(first),
+            tokens.append((outcome.texts[-1] - outcome.texts[0]) / (ANSWER - 1))
+            steps.append(most_frequent(steps_between(before, after)).mean)
+            first.append(outcome.texts[0] - outcome.began)
+    outside = [token - step for token, step in zip(tokens, steps, strict=True)]
+    found = {
+        "tokenSeconds": spread(tokens[WARM_UPS:]),
+        "stepSeconds": spread(steps[WARM_UPS:]),
+        "outsideStepSeconds": spread(outside[WARM_UPS:]),
+        "firstTokenSeconds": spread(first[WARM_UPS:]),
     }
+    _say(f"one client: {found['tokenSeconds']['median'] * 1e3:.3f} ms per token")
+    return found
 
 
 def many_clients(bench: Bench, url: str) -> dict[str, Any]:
@@ -269,15 +274,25 @@ def _one_client(seen: dict[str, Any], alone: dict[str, Any] | None) -> Iterator[
         ("time to first token", seen["firstTokenSeconds"]),
         ("time per token", seen["tokenSeconds"]),
         ("inside the engine's step, in the same server", seen["stepSeconds"]),
-        ("outside of it", seen["aboveStepSeconds"]),
+        ("outside of it", seen["outsideStepSeconds"]),
     ]
     if alone is not None:
         rows.append(("time per token of the engine alone", alone["tokenSeconds"]))
     for label, value in rows:
         yield f"| {label} | {spread_text(value, 1e3, 3)} |"
     if alone is not None:
-        above = seen["tokenSeconds"]["median"] - alone["tokenSeconds"]["median"]
-        yield f"| **HTTP, per token** (difference of the medians) | {above * 1e3:.3f} |"
+        above = difference(seen["tokenSeconds"], alone["tokenSeconds"])
+        yield f"| **HTTP, per token** (the difference) | {spread_text(above, 1e3, 3)} |"
+
+
+def difference(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Of the medians of two spreads, and the least and the most that it could be."""
+    return {
+        "median": a["median"] - b["median"],
+        "min": a["min"] - b["max"],
+        "max": a["max"] - b["min"],
+        "runs": min(a["runs"], b["runs"]),
+    }
 
 
 def _many_clients(found: dict[str, Any]) -> Iterator[str]:
@@ -331,18 +346,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SETUPS, default="llama-8b")
     parser.add_argument(
-        "--clients", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), help="processes"
+        "--client-processes",
+        type=int,
+        default=max(1, min(8, len(os.sched_getaffinity(0)) // 2)),
+        help="which share the clients",
+    )
+    parser.add_argument(
+        "--warm-starts", type=int, default=2, help="on the same machine, after that of a new pod"
     )
     parser.add_argument("--output", type=Path, help="write the record there")
     options = parser.parse_args()
     # Ended from outside, the server must end too, and the checkpoint must go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="kerf-serving-") as folder:
-        for result in record(Bench(options.model, Path(folder), options.clients)):
-            if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(table(result)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="kerf-serving-") as folder:
+            bench = Bench(
+                options.model, Path(folder), options.client_processes, options.warm_starts
+            )
+            for result in record(bench):
+                if options.output:
+                    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    finally:
+        if result:
+            print("\n".join(table(result)))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from kerf_runtime.errors import EngineError
 
 __all__ = ["Steps", "cpu_seconds", "most_frequent", "steps_between", "steps_of"]
 
@@ -31,14 +32,14 @@ class Steps:
 
 def steps_of(metrics: str) -> dict[str, Steps]:
     """The steps by mode since the server's start, from the text of ``/metrics``."""
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    counts: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples if family.name == _STEPS else ():
             if sample.name == f"{_STEPS}_count":
-                counts[sample.labels["mode"]] += sample.value
+                counts[sample.labels["mode"]] = sample.value
             elif sample.name == f"{_STEPS}_sum":
-                seconds[sample.labels["mode"]] += sample.value
+                seconds[sample.labels["mode"]] = sample.value
     return {mode: Steps(count, seconds[mode]) for mode, count in counts.items()}
 
 
@@ -61,13 +62,20 @@ def most_frequent(steps: Mapping[str, Steps]) -> Steps:
 
 
 def cpu_seconds(parent: int) -> dict[str, float]:
-    """CPU seconds so far of the HTTP process that ``parent`` started, and of its engine with its children."""
+    """CPU seconds so far of the HTTP process that ``parent`` started, and of its engine with its children.
+
+    Raises:
+        EngineError: the server is not running.
+    """
     processes = {pid: (owner, spent) for pid, owner, spent in _processes()}
-    [http] = [
+    servers = [
         pid
         for pid, (owner, _) in processes.items()
         if owner == parent and b"serve" in _arguments(pid)
     ]
+    if len(servers) != 1:
+        raise EngineError(f"{len(servers)} servers are running that process {parent} started")
+    [http] = servers
     engine = sum(
         spent
         for pid, (_, spent) in processes.items()

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 from benchmarks.spent import Steps, cpu_seconds, most_frequent, steps_between, steps_of
+
+from kerf_runtime.errors import EngineError
 
 METRICS = """
 # TYPE kerf_step_duration_seconds histogram
@@ -44,3 +47,8 @@ def test_cpu_time_of_a_server_is_told_apart_from_that_of_its_engine():
         process.communicate(b"\n\n")
     assert spent["engine"] >= 0.3
     assert 0 <= spent["http"] < spent["engine"]
+
+
+def test_a_server_that_is_gone_is_an_error():
+    with pytest.raises(EngineError, match="0 servers are running"):
+        cpu_seconds(os.getpid())

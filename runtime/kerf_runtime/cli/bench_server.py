@@ -21,6 +21,8 @@ __all__ = ["started_server", "wait_ready", "write_document"]
 
 _START_TIMEOUT_SECONDS = 1800.0
 _STOP_TIMEOUT_SECONDS = 30.0
+_LAST_WORDS = 2000
+"""Characters of the log that an error shows: as much as a traceback."""
 
 
 def write_document(document: ModelDeploymentDocument, folder: Path) -> Path:
@@ -73,4 +75,4 @@ def wait_ready(process: subprocess.Popen[str], log: Path) -> str:
         if "error" in event or time.monotonic() > deadline:
             break
     process.kill()
-    raise EngineError(f"the server did not become ready: {log.read_text().strip()[-500:]}")
+    raise EngineError(f"the server did not become ready: {log.read_text().strip()[-_LAST_WORDS:]}")
