@@ -32,6 +32,7 @@ WHOLE = {
         "stepSeconds": spread([0.0046, 0.0047, 0.0048]),
         "outsideStepSeconds": spread([0.0001, 0.0001, 0.0001]),
         "firstTokenSeconds": spread([0.006, 0.007, 0.008]),
+        "medianGapSeconds": spread([0.0047, 0.0047, 0.0047]),
     },
     "manyClients": {
         **{"clients": 256, "completed": 1024, "failed": 0, "outputTokensPerSecond": 25000.0},
@@ -40,7 +41,7 @@ WHOLE = {
         **dict.fromkeys(("ttftSeconds", "tpotSeconds", "latencySeconds"), PERCENTILES),
         "steps": {"FULL": {"count": 500.0, "meanSeconds": 0.0085}},
     },
-    "engineAlone": {"tokenSeconds": spread([0.0046, 0.0046, 0.0046])},
+    "engineAlone": dict.fromkeys(("tokenSeconds", "medianStepSeconds"), spread([0.0046])),
 }
 
 
@@ -50,7 +51,8 @@ def test_the_table_has_every_part():
     assert "| process to first token | 30.50 (30.00 to 31.00) | 10.50 (10.00 to 11.00) |" in text
     assert "| weights, GB/s | 5.25 (3.50 to 7.00) |" in text
     assert "| time per token | 4.800 (4.700 to 4.900) |" in text
-    assert "| **HTTP, per token** (the difference) | 0.200 (0.100 to 0.300) |" in text
+    assert "| **HTTP, per token**: difference of the times | 0.200 (0.100 to 0.300) |" in text
+    assert "| the same: difference of the medians | 0.100 (0.100 to 0.100) |" in text
     assert "25000 output tokens/s" in text
     assert "| FULL | 500 | 8.500 |" in text
     assert "were the limit" not in text
