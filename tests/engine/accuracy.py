@@ -26,8 +26,8 @@ from kerf_runtime.engine.scheduler import Scheduler
 MEAN_FACTOR = 1.5
 """Most of our root mean square error over that of transformers in bfloat16.  Both round each product and each
 sum of the residual once, so 1 is what is expected: on a CPU it is 0.98 to 1.03, and 0.85 where compiled code
-rounds less often.  A GPU rounds the weights of attention too.  A window that is one token too wide gives more, and so does one row in five hundred
-that is about another token."""
+rounds less often.  A GPU rounds the weights of attention too.  A window that is one token too wide gives more, and
+so does one row in five hundred that is about another token."""
 
 WORST_FACTOR = 2.0
 """Most of our largest error over theirs.  It is that of one number out of a hundred thousand, so it scatters:
