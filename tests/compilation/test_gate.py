@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kerf_runtime.compilation.gate import check_numerics, tolerance_for
+from kerf_runtime.compilation.gate import Difference, check_numerics, tolerance_for
+from kerf_runtime.compilation.probe import PieceError
 from kerf_runtime.errors import NumericalGateError
 
 VOCAB = 16
@@ -16,11 +17,33 @@ def eager(ids, positions):
     return TABLE[ids] + positions.unsqueeze(1) * 0.01
 
 
-def check(compiled, *, reference=eager, dtype=torch.float32):
+class FakeProbe:
+    """Pieces that differ by ``error``, and a model that rounding takes apart by ``noise``."""
+
+    def __init__(self, *, error=0.0, noise=0.0):
+        self.worst = PieceError("none", 0.0, 0.02)
+        self._error, self._noise = error, noise
+
+    def compared(self, ids, positions):
+        self.worst = PieceError("0123abcd", self._error, 0.02)
+        return eager(ids, positions)
+
+    def rounded(self, ids, positions):
+        return moved(self._noise)(ids, positions)
+
+
+def moved(distance):
+    """A forward whose largest difference from eager is ``distance``."""
+    signs = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)).sign()
+    return lambda ids, positions: eager(ids, positions) + distance * signs[ids]
+
+
+def check(compiled, *, reference=eager, dtype=torch.float32, probe=None):
     return check_numerics(
         reference,
         compiled,
         lambda hidden: hidden,
+        probe=probe,
         vocab_size=VOCAB,
         max_positions=100,
         device=torch.device("cpu"),
@@ -30,15 +53,13 @@ def check(compiled, *, reference=eager, dtype=torch.float32):
 
 def test_equal_forwards_pass_with_no_error_at_all():
     result = check(eager)
-    assert result.passed
-    assert (result.max_abs_error, result.max_rel_error, result.greedy_agreement) == (0, 0, 1)
-    assert result.batch_sizes[0] == 1
+    assert result.logits == Difference(0, 0, 1)
+    assert result.to_json()["batchSizes"][0] == 1
 
 
 def test_rounding_passes_and_is_reported():
     result = check(lambda ids, positions: eager(ids, positions) * (1 + 1e-5))
-    assert result.passed
-    assert 0 < result.max_abs_error < 1e-2
+    assert 0 < result.logits.max_abs_error < 1e-2
     assert set(result.to_json()) == {
         "passed",
         "maxAbsError",
@@ -99,13 +120,46 @@ def test_the_same_infinity_on_both_sides_is_no_difference():
     def masked(ids, positions):
         return set_value(-float("inf"))(eager(ids, positions))
 
-    assert check(masked, reference=masked).passed
+    assert check(masked, reference=masked).logits == Difference(0, 0, 1)
 
 
 def test_half_precision_may_differ_more_than_float32():
     def rounded(ids, positions):
         return eager(ids, positions).bfloat16().float()
 
-    assert check(rounded, dtype=torch.bfloat16).passed
+    assert check(rounded, dtype=torch.bfloat16).logits.max_abs_error > 1e-2
     with pytest.raises(NumericalGateError):
         check(rounded, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_piece_that_differs_is_refused_and_named_though_the_logits_agree(dtype):
+    refused = r"piece 0123abcd .*1 tokens.* 0\.03 \(limit 0\.02\)"
+    with pytest.raises(NumericalGateError, match=refused):
+        check(eager, probe=FakeProbe(error=0.03), dtype=dtype)
+    with pytest.raises(NumericalGateError, match="0123abcd"):
+        check(eager, probe=FakeProbe(error=float("nan")), dtype=dtype)
+    result = check(eager, probe=FakeProbe(error=0.01), dtype=dtype)
+    assert result.to_json()["piece"] == {"maxRelError": 0.01, "limit": 0.02}
+
+
+def test_in_half_precision_logits_may_be_as_far_apart_as_rounding_takes_them():
+    probe = FakeProbe(noise=4.0)
+    with pytest.raises(NumericalGateError, match=r"max abs 6 \(limit 1\)"):
+        check(moved(6.0), dtype=torch.bfloat16)
+    result = check(moved(6.0), probe=probe, dtype=torch.bfloat16)
+    assert result.logits.max_abs_error == pytest.approx(6.0, rel=1e-5)
+    assert result.to_json()["rounding"]["maxAbsError"] == pytest.approx(4.0, rel=1e-5)
+    with pytest.raises(NumericalGateError, match=r"max abs 13 \(limit 12\)"):
+        check(moved(13.0), probe=probe, dtype=torch.bfloat16)
+
+
+def test_nobody_asks_what_rounding_does_where_the_logits_agree():
+    result = check(moved(0.05), probe=FakeProbe(noise=4.0), dtype=torch.bfloat16)
+    assert result.rounding is None
+    assert "rounding" not in result.to_json()
+
+
+def test_in_float32_rounding_is_no_excuse():
+    with pytest.raises(NumericalGateError, match=r"limit 0\.01\)"):
+        check(moved(0.1), probe=FakeProbe(noise=4.0))

@@ -91,6 +91,15 @@ class LoadedArtifact:
         self._calls = {index: wrap(call) for index, call in self._calls.items()}
         self.forward = stitch(self.plan, self._calls, self._state)
 
+    def forward_through(
+        self, wrap: Callable[[str, Callable[..., object]], Callable[..., object]]
+    ) -> Callable[..., Tensor]:
+        """Another forward, in which ``wrap(fingerprint, piece call)`` stands for every piece call."""
+        calls = {
+            index: wrap(self.plan.steps[index].target, call) for index, call in self._calls.items()
+        }
+        return stitch(self.plan, calls, self._state)
+
 
 def write_artifact(
     folder: Path, plan: StitchPlan, pieces: Mapping[str, CompiledPiece], graph_source: str

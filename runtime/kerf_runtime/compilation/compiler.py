@@ -7,6 +7,7 @@ except to time candidates of static sizes.
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, nn
+from torch import SymInt, Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kerf_runtime.compilation.artifact import CompiledPiece
@@ -73,7 +74,8 @@ class CompileOptions:
 class CompiledModel:
     """Everything that is stored: the plan, the pieces by fingerprint, the traced modules, timings.
 
-    ``graph_source`` is the split graph as readable Python.
+    ``graph_source`` is the split graph as readable Python.  ``programs`` are what the pieces were compiled from, by
+    fingerprint; they run without a compiler.
     """
 
     plan: StitchPlan
@@ -81,6 +83,7 @@ class CompiledModel:
     sources: tuple[str, ...]
     timings: dict[str, float]
     graph_source: str
+    programs: Mapping[str, fx.GraphModule]
 
 
 def compile_model(
@@ -121,6 +124,11 @@ def compile_model(
         distinct: dict[str, Piece] = {}
         for piece in split.compilable:
             distinct.setdefault(fingerprints[piece.name], piece)
+        # Compiling a piece may change its graph.
+        programs = {
+            name: fx.GraphModule(piece.module, copy.deepcopy(piece.module.graph))
+            for name, piece in distinct.items()
+        }
         own = tuple(name for name in traced.sources if not name.startswith("torch."))
         if count:
             progress("workers", f"{count} processes that compile", None)
@@ -128,7 +136,7 @@ def compile_model(
             lap("workers")
         pieces = _compile_pieces(workers, distinct, own, options, progress)
         lap(options.backend)
-    return CompiledModel(plan, pieces, traced.sources, timings, split_source(split))
+    return CompiledModel(plan, pieces, traced.sources, timings, split_source(split), programs)
 
 
 def _compile_pieces(

@@ -251,6 +251,7 @@ def _compile(
     # Imported here: a warm start must not pay for Dynamo and Inductor.
     from kerf_runtime.compilation.compiler import CompileOptions, compile_model
     from kerf_runtime.compilation.gate import check_numerics, tolerance_for
+    from kerf_runtime.compilation.probe import PieceProbe
     from kerf_runtime.forward_context import ForwardContext, set_forward_context
 
     importing = time.perf_counter() - started
@@ -275,15 +276,22 @@ def _compile(
     artifact = load_artifact(folder, loaded.model)
     progress("parity", "comparing compiled with eager", None)
     started = time.perf_counter()
+    tolerance = tolerance_for(getattr(torch, effective.dtype.value))
     with set_forward_context(ForwardContext()):
         result = check_numerics(
             loaded.model,
             artifact.forward,
             loaded.model.compute_logits,  # type: ignore[arg-type]
+            probe=PieceProbe(
+                artifact,
+                compiled.programs,
+                limit=tolerance.max_piece_rel,
+                roundings=tolerance.roundings,
+            ),
             vocab_size=loaded.config.vocab_size,
             max_positions=loaded.config.max_position_embeddings,
             device=platform.device,
-            tolerance=tolerance_for(getattr(torch, effective.dtype.value)),
+            tolerance=tolerance,
         )
     timings = {**compiled.timings, "parity": time.perf_counter() - started}
     timings["trace"] += importing  # seconds that are part of every compiling start
