@@ -85,3 +85,14 @@ def test_overlapping_steps_give_the_tokens_of_single_ones(
         core = started(make_args(folder, mode="FULL_DECODE_ONLY"), overlap=overlap)
         assert generate(core, PROMPTS) == answers
         assert (core.stats()["overlapped_steps"] > 0) is overlap
+
+
+def test_inputs_that_were_not_copied_yet_are_not_written_over(
+    tiny: tuple[Path, list[list[int]]],
+) -> None:
+    folder, answers = tiny
+    limits = {"maxNumBatchedTokens": 8, "maxNumSeqs": 4, "prefixCaching": False}
+    core = started(make_args(folder, mode="NONE", engine=limits))
+    # The first eleven of twelve chunks give no token that would be waited for.
+    torch.cuda._sleep(2_000_000_000)
+    assert generate(core, [PROMPTS[-1]]) == [answers[-1]]

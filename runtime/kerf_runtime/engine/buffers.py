@@ -1,8 +1,8 @@
 """Tensors that keep their place on the device while the CPU writes the next step's values.
 
-What is sent to a GPU lies in pinned memory until it has been copied, and the step before may still wait for
-that.  So there are two such places, used in turn: whoever fills one has read the tokens of the step that used it
-last.  On a CPU the arrays and the tensors are the same memory.
+What is sent to a GPU lies in pinned memory until it has been copied, which waits for all steps before.  So there
+are two such places, used in turn, and whoever wants to fill one waits until it was copied: Python is two steps
+ahead of the device at most.  On a CPU the arrays and the tensors are the same memory.
 """
 
 from __future__ import annotations
@@ -51,6 +51,39 @@ class Inputs(Generic[_T]):
     fed_rows: _T
 
 
+class _Places:
+    """Where the CPU writes what a tensor shall hold: two pinned places in turn, or the tensor itself.
+
+    Args:
+        tensor: on the device.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.on_cpu = tensor.device.type == "cpu"
+        self.all = [tensor]
+        self._copied: list[torch.cuda.Event] = []
+        if not self.on_cpu:
+            self.all = [
+                torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True) for _ in range(2)
+            ]
+            self._copied = [torch.cuda.Event() for _ in self.all]
+        self.turned = 0
+        """Index of the place that is written now."""
+
+    def turn(self) -> None:
+        """Go on to the other place, once what it held has been copied."""
+        if not self.on_cpu:
+            self.turned = 1 - self.turned
+            self._copied[self.turned].synchronize()
+
+    def send(self, rows: slice) -> None:
+        """Have these rows copied to the device."""
+        if not self.on_cpu:
+            self._tensor[rows].copy_(self.all[self.turned][rows], non_blocking=True)
+            self._copied[self.turned].record()
+
+
 class StepInputs:
     """All inputs in one piece of memory, so that one copy sends them.
 
@@ -68,29 +101,26 @@ class StepInputs:
             "seq_lens": (sequences, torch.int32),
         }
         length = sum(_aligned(size * dtype.itemsize) for size, dtype in sizes.values())
-        self._memory = torch.zeros(length, dtype=torch.uint8, device=device)
-        self.device = _cut(self._memory, sizes, lambda tensor: tensor)
+        memory = torch.zeros(length, dtype=torch.uint8, device=device)
+        self.device = _cut(memory, sizes, lambda tensor: tensor)
         """On the device; keep their addresses."""
-        self._places: list[tuple[Tensor, Inputs[_Array]]] = [
-            (place, _cut(place, sizes, lambda tensor: tensor.numpy()))
-            for place in _host_places(self._memory)
+        self._places = _Places(memory)
+        self._arrays: list[Inputs[_Array]] = [
+            _cut(place, sizes, lambda tensor: tensor.numpy()) for place in self._places.all
         ]
-        self._turn = 0
 
     @property
     def host(self) -> Inputs[_Array]:
         """Where the CPU writes."""
-        return self._places[self._turn][1]
+        return self._arrays[self._places.turned]
 
     def turn(self) -> None:
-        """Begin a step: write to the place that the step before does not use."""
-        self._turn = (self._turn + 1) % len(self._places)
+        """Begin a step: write to a place that no step before needs any more."""
+        self._places.turn()
 
     def send(self) -> None:
         """Bring what the CPU wrote to the device."""
-        place = self._places[self._turn][0]
-        if place is not self._memory:
-            self._memory.copy_(place, non_blocking=True)
+        self._places.send(slice(None))
 
 
 class BlockTable:
@@ -105,21 +135,16 @@ class BlockTable:
     def __init__(self, sequences: int, columns: int, *, device: torch.device) -> None:
         self.device = torch.zeros(sequences, columns, dtype=torch.int32, device=device)
         """On the device; keeps its address."""
-        self._places = [(place, place.numpy()) for place in _host_places(self.device)]
-        self._turn = 0
-        self._on_cpu = self._places[0][0] is self.device
+        self._places = _Places(self.device)
+        self._arrays = [place.numpy() for place in self._places.all]
         self.host: _Array = np.zeros((sequences, columns), dtype=np.int32)
         """As the device has it, or will once it is sent."""
-        if self._on_cpu:
-            self.host = self._places[0][1]
+        if self._places.on_cpu:
+            self.host = self._arrays[0]
         self._rows: list[tuple[list[int], int] | None] = [None] * sequences
         """Per row: the request's list of blocks that is written there, and how many."""
         self._stale = range(0)
         """Rows that the device does not have yet, and what lies between them."""
-
-    def turn(self) -> None:
-        """Begin a step: send from the place that the step before does not use."""
-        self._turn = (self._turn + 1) % len(self._places)
 
     def write(self, row: int, blocks: list[int]) -> None:
         """Bring a row up to date.
@@ -145,19 +170,12 @@ class BlockTable:
     def send(self) -> range:
         """Bring the rows that changed to the device; returns which were sent, those between included."""
         sent, self._stale = self._stale, range(0)
-        if sent and not self._on_cpu:
+        if sent and not self._places.on_cpu:
             rows = slice(sent.start, sent.stop)
-            place, array = self._places[self._turn]
-            array[rows] = self.host[rows]
-            self.device[rows].copy_(place[rows], non_blocking=True)
+            self._places.turn()
+            self._arrays[self._places.turned][rows] = self.host[rows]
+            self._places.send(rows)
         return sent
-
-
-def _host_places(tensor: Tensor) -> list[Tensor]:
-    """Where the CPU writes what ``tensor`` shall hold: two in turn, or the tensor itself if it is on the CPU."""
-    if tensor.device.type == "cpu":
-        return [tensor]
-    return [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
 
 
 def _cut(

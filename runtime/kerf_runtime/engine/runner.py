@@ -170,7 +170,6 @@ class ModelRunner:
             Input ids and positions, int64 [T] each, and the forward's context.
         """
         self._inputs.turn()
-        self._table.turn()
         host = self._inputs.host
         ids: list[int] = []
         last: list[int] = []
@@ -232,6 +231,7 @@ class ModelRunner:
         if self._device.type == "cpu":
             # An emulated graph records calls, not shapes: long contexts would only cost time.
             longest = min(longest, max(size, self._limits.block_size))
+        self._inputs.turn()
         host = self._inputs.host
         host.input_ids[:size] = 0
         self._table.clear()
