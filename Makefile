@@ -15,7 +15,7 @@ export KERF_REQUIRE_CLUSTER ?= 1
 WORKERS ?= 3
 CONTROL_PLANE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler etcd kubectl helm
 
-GPU_BENCHMARKS := attention capture passes compile overhead
+GPU_BENCHMARKS := attention capture passes compile overhead decode weights traffic serving
 
 .PHONY: help setup demo test lint unit gpu-test cluster-demo cluster-test cluster-down bench bench-gpu locks crds clean
 
@@ -67,7 +67,7 @@ cluster-down: setup ## stop everything that the cluster targets left running
 bench: setup ## CPU benchmarks: level 0 against level 3, cold against warm
 	@$(BIN)/python -m benchmarks.run
 
-bench-gpu: setup ## benchmarks of kernels, passes, capture, compiling and calling, on a CUDA GPU
+bench-gpu: setup ## benchmarks of kernels, graphs, compiling, steps, weights and a whole server, on a CUDA GPU
 	@for name in $(GPU_BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --output benchmarks/results/$$name-gpu.json || exit 1; done
 	@$(BIN)/python -m benchmarks.readme
 
