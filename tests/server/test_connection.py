@@ -130,3 +130,25 @@ def test_a_system_that_cannot_watch_peers_serves_all_the_same_and_says_so(caplog
     with socket.socket(socket.AF_UNIX) as listener:  # knows nothing of TCP
         connection.watch_peers(listener)
     assert "cannot watch the peers" in caplog.text
+
+
+def test_who_is_refused_while_still_sending_reads_the_answer_all_the_same(serve):
+    with connect(serve()) as peer:
+        peer.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 70_000)
+        time.sleep(0.3)  # refused by now
+        for _ in range(20):
+            peer.sendall(b"y" * 10_000)
+        status, _ = error_in(read_all(peer))
+    assert status == 400
+
+
+def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr(connection, "_LINGER_SECONDS", 0.2)
+    with connect(serve()) as peer:
+        began = time.monotonic()
+        peer.sendall(b"no http\r\n\r\n")
+        with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
+            while time.monotonic() - began < 30:
+                peer.sendall(b"more\r\n")
+                time.sleep(0.02)
+        assert time.monotonic() - began < 10

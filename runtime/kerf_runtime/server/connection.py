@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
+_LINGER_SECONDS = 2.0
+"""How long a peer that was refused may go on sending before it is cut off."""
 _IDLE_SECONDS = 75
 """How long a connection may wait for its next request: longer than clients and proxies keep theirs, or
 they would send it just when we close."""
@@ -39,17 +41,22 @@ class Connection(H11Protocol):
     """uvicorn's connection with a limit for request heads, and its errors in OpenAI's shape."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._linger_timer is not None:
+            return  # it was refused
         super().data_received(data)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -60,7 +67,11 @@ class Connection(H11Protocol):
         """The first byte of a head starts the clock, its end stops it; more bytes do not set it back."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_watching()
-        elif self._head_timer is None and not self.transport.is_closing():
+        elif (
+            self._head_timer is None
+            and self._linger_timer is None
+            and not self.transport.is_closing()
+        ):
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def _stop_watching(self) -> None:
@@ -97,7 +108,13 @@ class Connection(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close once the peer has: closing with its bytes unread would take back what was just answered."""
+        self._stop_watching()
+        self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
 def http_config(app: ASGIApp) -> uvicorn.Config:
