@@ -31,8 +31,9 @@ cluster (replicas, claims, Services, images) are ignored without one.
 Whether a field is part of the **cache key**, so that changing it compiles again: `model.source`, `engine.dtype`,
 `engine.quantization`, the runtime image and, of `compilation`, `level`, `backend`, `customOps`, `compileSizes`,
 `passes`, `splittingOps` and `inductorConfig` are; nothing else is. What counts is what is in force: leaving a
-default out and naming it is the same key (splitting ops stand there as the document has them: with
-`kerf::attention` the mixer of a hybrid model is meant too, and which model it is is in the key), and so is a pass that is switched off by the splitting ops. Capture sizes
+default out and naming it is the same key, and so is a pass that is switched off by the splitting ops. Two fields stand
+there as the document has them: the dtype (`auto` and the type that it means for the model are two keys) and splitting ops
+(with `kerf::attention` the mixer of a hybrid model is meant too, and which model it is is in the key). Capture sizes
 are part of the key only while `compileSizes` names `cudagraph_capture_sizes`. Only level 3 has a key at all: levels
 1 and 2 compile in every pod.
 

@@ -112,7 +112,7 @@ def test_compiled_code_that_hides_a_not_a_number_is_refused():
     def broken(ids, positions):
         return set_value(float("nan"))(eager(ids, positions))
 
-    with pytest.raises(NumericalGateError):
+    with pytest.raises(NumericalGateError, match=r"the model itself, .* no numbers, at 1 tokens"):
         check(eager, reference=broken)
 
 
@@ -150,6 +150,8 @@ def test_in_half_precision_logits_may_be_as_far_apart_as_rounding_takes_them():
     result = check(moved(6.0), probe=probe, dtype=torch.bfloat16)
     assert result.logits.max_abs_error == pytest.approx(6.0, rel=1e-5)
     assert result.to_json()["rounding"]["maxAbsError"] == pytest.approx(4.0, rel=1e-5)
+    assert result.to_json()["limit"]["maxAbsError"] == pytest.approx(12.0, rel=1e-5)
+    assert result.to_json()["limit"]["greedyAgreement"] >= 0
     with pytest.raises(NumericalGateError, match=r"max abs 13 \(limit 12\)"):
         check(moved(13.0), probe=probe, dtype=torch.bfloat16)
 

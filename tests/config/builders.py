@@ -115,7 +115,7 @@ other_settings = st.fixed_dictionaries(
         "imagePullSecrets": st.lists(_names, max_size=2),
         "deletionPolicy": st.sampled_from(["Delete", "Retain"]),
         "engine": _section(
-            maxModelLen=st.integers(1, 4096),
+            maxModelLen=st.integers(2, 4096),
             maxNumSeqs=st.integers(1, 64),
             maxNumBatchedTokens=st.integers(1024, 4096),
             blockSize=st.integers(1, 256),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -260,3 +262,15 @@ def test_tokens_of_the_step_before_are_fed_to_the_requests_that_they_belong_to(
     assert second is not None
     ids, _, _ = runner.prepare(second, decision(8, uniform=True))
     assert ids.tolist() == [71 + number for number in kept] + [0] * (8 - len(kept))
+
+
+@pytest.mark.parametrize("longest", [2, 3, 8])
+def test_a_dummy_batch_of_very_short_sequences_has_room(longest: int) -> None:
+    limits = dataclasses.replace(LIMITS, max_model_len=longest)
+    runner = ModelRunner(
+        nn.Module(), limits, capture_sizes=(8,), kv_caches={}, device=torch.device("cpu")
+    )
+    for uniform in (False, True):
+        ids, _, context = runner.make_dummy_batch(BatchDescriptor(8 if uniform else 16, uniform))
+        assert context.attention is not None
+        assert int(context.attention.query_start.diff().sum()) == len(ids)

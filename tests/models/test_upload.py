@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.models.checkpoints import make_llama, write_safetensors
 
 from kerf_runtime.errors import ModelError
-from kerf_runtime.models import load_model, upload
+from kerf_runtime.models import load_model, parameters, upload
 from kerf_runtime.models.checkpoint import find_checkpoint
 from kerf_runtime.models.sources import SafetensorsSource, open_source
 from kerf_runtime.models.upload import StoredTensor, Upload
@@ -120,3 +120,34 @@ def test_a_model_is_the_same_as_read_tensor_by_tensor(
         assert torch.equal(value.float(), state[name].float()), name
     assert fractions[-1] == 1.0
     assert all(0 <= fraction <= 1 for fraction in fractions)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool])
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = write_safetensors(tmp_path, make_llama())
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, file)
+    with pytest.raises(ModelError, match=rf"{name} is stored as {str(dtype)[6:]}"):
+        load_model(folder, dtype=torch.float32, device="cpu")
+
+
+def test_a_file_that_may_not_be_read_is_told_so(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_llama())
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "gone")
+    with pytest.raises(ModelError, match="cannot be read: No such file") as failed:
+        load_model(folder, dtype=torch.float32, device="cpu")
+    assert "truncated" not in str(failed.value)
+
+
+def test_a_parameter_without_memory_for_it_is_told_with_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(ModelError, match=r"head\.weight needs 2\.0 GiB of memory, which cpu does"):
+        parameters._allocate("head.weight", (2**20, 2**9), torch.float32, torch.device("cpu"))

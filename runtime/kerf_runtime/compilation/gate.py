@@ -79,6 +79,8 @@ class GateResult:
     logits: Difference
     piece: PieceError | None = None
     rounding: Difference | None = None
+    limit: Tolerance | None = None
+    """What was accepted of the logits, where rounding made it more than the tolerance."""
 
     def to_json(self) -> dict[str, Any]:
         """camelCase document for the manifest and the Job's result."""
@@ -91,6 +93,12 @@ class GateResult:
             document["piece"] = {"maxRelError": self.piece.error, "limit": self.piece.limit}
         if self.rounding is not None:
             document["rounding"] = _as_json(self.rounding)
+        if self.limit is not None:
+            document["limit"] = {
+                "maxAbsError": self.limit.max_abs,
+                "maxRelError": self.limit.max_rel,
+                "greedyAgreement": self.limit.min_greedy_agreement,
+            }
         return document
 
 
@@ -149,7 +157,8 @@ def check_numerics(
             f"{', '.join(map(str, _BATCH_SIZES))}",
             hint=_HINT,
         )
-    return GateResult(apart, None if probe is None else probe.worst, rounding)
+    loosened = None if limit is tolerance else limit
+    return GateResult(apart, None if probe is None else probe.worst, rounding, loosened)
 
 
 def _batches(
@@ -176,6 +185,11 @@ def _compare(
     agree = total = 0
     for ids, positions in batches:
         expected, actual = logits(eager(ids, positions)), logits(other(ids, positions))
+        if bool(expected.isnan().any()):
+            raise NumericalGateError(
+                f"the model itself, before anything is compiled, gives logits that are no numbers, at {len(ids)} tokens",
+                hint="Its weights are damaged, or too large for engine.dtype",
+            )
         absolute, relative = difference(expected, actual)
         max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
         agree += int((expected.argmax(-1) == actual.argmax(-1)).sum())
@@ -190,7 +204,7 @@ def _loosened(tolerance: Tolerance, rounding: Difference) -> Tolerance:
         tolerance,
         max_abs=max(tolerance.max_abs, times * rounding.max_abs_error),
         max_rel=max(tolerance.max_rel, times * rounding.max_rel_error),
-        min_greedy_agreement=min(tolerance.min_greedy_agreement, 1 - times * unlike),
+        min_greedy_agreement=max(0.0, min(tolerance.min_greedy_agreement, 1 - times * unlike)),
     )
 
 

@@ -70,7 +70,7 @@ class EngineConfig(ConfigModel):
     )
     max_model_len: int | None = Field(
         None,
-        ge=1,
+        ge=2,
         le=1_048_576,
         description="Longest sequence, prompt and output together, in tokens. Default: the model's own limit.",
     )

@@ -141,8 +141,10 @@ class ModelRunner:
         self._device = device
         largest = max(capture_sizes, default=0)
         tokens = max(limits.max_num_batched_tokens, largest)
-        # A decode batch is padded with sequences too, up to the largest captured size.
-        sequences = max(limits.max_num_seqs, largest)
+        # A decode batch is padded with sequences too, up to the largest captured size; and a batch made up for
+        # recording has as many sequences as it needs to be full.
+        needed = -(-tokens // limits.max_model_len)
+        sequences = max(limits.max_num_seqs, largest, needed)
         columns = -(-limits.max_model_len // limits.block_size)
         self._inputs = StepInputs(tokens, sequences, device=device)
         self._table = BlockTable(sequences, columns, device=device)

@@ -7,6 +7,7 @@ model, never two models.  What needs no change is read by several threads (``upl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -150,7 +151,7 @@ class _Filler:
         if rule.how is How.LARGEST:
             values = [_one_value(source, name) for name in rule.sources]
             return {rule.parameter: torch.stack(values).max().reshape(1).to(device)}
-        target = torch.empty(expected, dtype=self._kinds[rule.how], device=device)
+        target = _allocate(rule.parameter, expected, self._kinds[rule.how], device)
         made = {rule.parameter: target}
         scales = target
         if rule.how is How.QUANTIZE:
@@ -175,7 +176,8 @@ class _Filler:
                 self._upload.start(target[span], stored)
                 continue
             tensor = source.read(name) if stored is None else self._upload.fetch(stored)
-            if (tensor.dtype is FP8) is not (rule.how is How.FP8):
+            floats = tensor.dtype.is_floating_point
+            if not floats or (tensor.dtype is FP8) is not (rule.how is How.FP8):
                 raise ModelError(
                     f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
                     "quantization_config of the checkpoint does not say",
@@ -190,6 +192,22 @@ class _Filler:
             else:
                 target[span].copy_(tensor)
         return made
+
+
+def _allocate(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU's has no class of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        size = math.prod(shape) * dtype.itemsize
+        raise ModelError(
+            f"{name} needs {size / 2**30:.1f} GiB of memory, which {device} does not have",
+            where="weights",
+            hint="Use a smaller model or data type, engine.quantization, or a machine with more memory",
+        ) from error
 
 
 def _row_scales(source: WeightSource, name: str, rows: int) -> Tensor:

@@ -82,10 +82,17 @@ class SafetensorsSource:
         self._stored: dict[str, StoredTensor] = {}
         for path in self._files(folder):
             try:
+                path.open("rb").close()  # says why not, which the library does not
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
                 self._file_of.update(dict.fromkeys(file.keys(), file))
                 self._stored.update(_stored_tensors(path))
-            except (SafetensorError, OSError) as error:
+            except OSError as error:
+                self._stack.close()
+                raise ModelError(
+                    f"the safetensors file cannot be read: {error.strerror or error}",
+                    where=str(path),
+                ) from None
+            except SafetensorError as error:
                 self._stack.close()
                 raise ModelError(
                     f"the safetensors file cannot be read: {error}",

@@ -210,7 +210,7 @@ def _read(file: int, into: Tensor, offset: int, path: Path) -> None:
         count = os.preadv(file, [rest], offset)
         if not count:
             raise ModelError(
-                f"the file ends at byte {offset}, in the middle of a tensor",
+                f"the file has {os.fstat(file).st_size} bytes and ends in the middle of a tensor",
                 where=str(path),
                 hint="It may be truncated: copy or download it again",
             )
