@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -35,34 +35,40 @@ _ROUNDINGS = 3.0
 
 
 @dataclass(frozen=True)
+class Difference:
+    """How far two forwards are apart, or may be.  ``max_rel_error`` is relative to the largest logit of the row."""
+
+    max_abs_error: float
+    max_rel_error: float
+    greedy_agreement: float
+
+    def within(self, limit: Difference) -> bool:
+        """Whether it is no larger than ``limit``."""
+        return (
+            self.max_abs_error <= limit.max_abs_error
+            and self.max_rel_error <= limit.max_rel_error
+            and self.greedy_agreement >= limit.greedy_agreement
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """camelCase document."""
+        return {
+            "maxAbsError": self.max_abs_error,
+            "maxRelError": self.max_rel_error,
+            "greedyAgreement": self.greedy_agreement,
+        }
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """Largest accepted differences between compiled and eager: of the logits, and of any piece by itself.
 
     ``roundings``: how many times as much as rounding does is accepted where that is more; 0 for no more.
     """
 
-    max_abs: float
-    max_rel: float
-    min_greedy_agreement: float
+    logits: Difference
     max_piece_rel: float
     roundings: float
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far two forwards are apart.  ``max_rel_error`` is relative to the largest logit of the row."""
-
-    max_abs_error: float
-    max_rel_error: float
-    greedy_agreement: float
-
-    def within(self, limit: Tolerance) -> bool:
-        """Whether it is accepted."""
-        return (
-            self.max_abs_error <= limit.max_abs
-            and self.max_rel_error <= limit.max_rel
-            and self.greedy_agreement >= limit.min_greedy_agreement
-        )
 
 
 @dataclass(frozen=True)
@@ -79,34 +85,30 @@ class GateResult:
     logits: Difference
     piece: PieceError | None = None
     rounding: Difference | None = None
-    limit: Tolerance | None = None
+    limit: Difference | None = None
     """What was accepted of the logits, where rounding made it more than the tolerance."""
 
     def to_json(self) -> dict[str, Any]:
         """camelCase document for the manifest and the Job's result."""
         document = {
             "passed": True,
-            **_as_json(self.logits),
+            **self.logits.to_json(),
             "batchSizes": list(_BATCH_SIZES),
         }
         if self.piece is not None:
             document["piece"] = {"maxRelError": self.piece.error, "limit": self.piece.limit}
         if self.rounding is not None:
-            document["rounding"] = _as_json(self.rounding)
+            document["rounding"] = self.rounding.to_json()
         if self.limit is not None:
-            document["limit"] = {
-                "maxAbsError": self.limit.max_abs,
-                "maxRelError": self.limit.max_rel,
-                "greedyAgreement": self.limit.min_greedy_agreement,
-            }
+            document["limit"] = self.limit.to_json()
         return document
 
 
 def tolerance_for(dtype: torch.dtype) -> Tolerance:
     """Stated tolerance per data type: float32 reorders sums only, half types round differently."""
     if dtype is torch.float32:
-        return Tolerance(1e-2, 1e-3, 0.99, max_piece_rel=1e-3, roundings=0)
-    return Tolerance(1.0, 5e-2, 0.90, max_piece_rel=5e-2, roundings=_ROUNDINGS)
+        return Tolerance(Difference(1e-2, 1e-3, 0.99), max_piece_rel=1e-3, roundings=0)
+    return Tolerance(Difference(1.0, 5e-2, 0.90), max_piece_rel=5e-2, roundings=_ROUNDINGS)
 
 
 @torch.inference_mode()
@@ -135,7 +137,7 @@ def check_numerics(
     """
     batches = _batches(vocab_size, max_positions, device)
     apart = _compare(eager, compiled, logits, batches)
-    rounding, limit = None, tolerance
+    rounding, limit = None, tolerance.logits
     if probe is not None:
         for ids, positions in batches:
             probe.compared(ids, positions)
@@ -146,18 +148,18 @@ def check_numerics(
                     f"tokens: max rel {worst.error:.3g} (limit {worst.limit:.3g})",
                     hint=_HINT,
                 )
-        if tolerance.roundings and not apart.within(tolerance):
+        if tolerance.roundings and not apart.within(limit):
             rounding = _compare(eager, probe.rounded, logits, batches)
-            limit = _loosened(tolerance, rounding)
+            limit = _loosened(limit, rounding, tolerance.roundings)
     if not apart.within(limit):
         raise NumericalGateError(
             f"compiled logits differ from eager ones: max abs {apart.max_abs_error:.3g} (limit "
-            f"{limit.max_abs:.3g}), max rel {apart.max_rel_error:.3g} (limit {limit.max_rel:.3g}), greedy "
-            f"agreement {apart.greedy_agreement:.3f} (limit {limit.min_greedy_agreement:.3g}), at batch sizes "
+            f"{limit.max_abs_error:.3g}), max rel {apart.max_rel_error:.3g} (limit {limit.max_rel_error:.3g}), greedy "
+            f"agreement {apart.greedy_agreement:.3f} (limit {limit.greedy_agreement:.3g}), at batch sizes "
             f"{', '.join(map(str, _BATCH_SIZES))}",
             hint=_HINT,
         )
-    loosened = None if limit is tolerance else limit
+    loosened = None if limit is tolerance.logits else limit
     return GateResult(apart, None if probe is None else probe.worst, rounding, loosened)
 
 
@@ -197,20 +199,11 @@ def _compare(
     return Difference(max_abs, max_rel, agree / total)
 
 
-def _loosened(tolerance: Tolerance, rounding: Difference) -> Tolerance:
-    """The tolerance, or what rounding does times a factor where that is more."""
-    times, unlike = tolerance.roundings, 1 - rounding.greedy_agreement
-    return replace(
-        tolerance,
-        max_abs=max(tolerance.max_abs, times * rounding.max_abs_error),
-        max_rel=max(tolerance.max_rel, times * rounding.max_rel_error),
-        min_greedy_agreement=max(0.0, min(tolerance.min_greedy_agreement, 1 - times * unlike)),
+def _loosened(limit: Difference, rounding: Difference, times: float) -> Difference:
+    """The limit, or what rounding does so many times where that is more."""
+    agreement = 1 - times * (1 - rounding.greedy_agreement)
+    return Difference(
+        max(limit.max_abs_error, times * rounding.max_abs_error),
+        max(limit.max_rel_error, times * rounding.max_rel_error),
+        max(0.0, min(limit.greedy_agreement, agreement)),
     )
-
-
-def _as_json(apart: Difference) -> dict[str, Any]:
-    return {
-        "maxAbsError": apart.max_abs_error,
-        "maxRelError": apart.max_rel_error,
-        "greedyAgreement": apart.greedy_agreement,
-    }

@@ -103,16 +103,14 @@ class PieceProbe:
 
         def run(*inputs: Any) -> Sequence[Any]:
             # Any of them may write to its inputs, though never to a parameter.
-            own, moved = _copies(inputs), _copies(inputs)
-            if self._roundings:
-                moved = [self._moved(x) if _is_written(x) else x for x in moved]
+            own = _copies(inputs)
+            moved = self._inputs_moved(inputs)
             results = _results(program, own)
-            seen = [*results, *own]
-            compiled = [*piece(*inputs), *inputs]
-            again = [*_results(program, moved), *moved] if self._roundings else seen
-            for index, (wanted, got, near) in enumerate(zip(seen, compiled, again, strict=True)):
+            seen, compiled = [*results, *own], [*piece(*inputs), *inputs]
+            near = seen if moved is None else [*_results(program, moved), *moved]
+            for index, (wanted, got, other) in enumerate(zip(seen, compiled, near, strict=True)):
                 if isinstance(wanted, Tensor) and index not in self._unwritten[fingerprint]:
-                    unit = difference(wanted, near)[1] if self._roundings else 0.0
+                    unit = 0.0 if moved is None else difference(wanted, other)[1]
                     self._note(fingerprint, difference(wanted, got)[1], self._roundings * unit)
             for mine, theirs in zip(own, inputs, strict=True):
                 if mine is not theirs:
@@ -120,6 +118,12 @@ class PieceProbe:
             return results
 
         return run
+
+    def _inputs_moved(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Copies that are up to one unit in the last place away; None if nobody asks what rounding does."""
+        if not self._roundings:
+            return None
+        return [self._moved(x) if _is_written(x) else x for x in _copies(inputs)]
 
     def _note(self, piece: str, error: float, rounding: float) -> None:
         # An infinity that rounding makes is no measure of it.
