@@ -19,7 +19,7 @@ from kerf_runtime.errors import ModelError
 from kerf_runtime.layers.quantization import quantize_rows
 from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.sources import WeightSource
-from kerf_runtime.models.upload import Upload
+from kerf_runtime.models.upload import StoredTensor, Upload
 from kerf_runtime.ops.quant import FP8
 
 __all__ = ["How", "LoadedWeights", "ParameterRule", "Progress", "fill", "tensors_of_module"]
@@ -175,16 +175,7 @@ class _Filler:
             if as_it_is and stored is not None and stored.dtype is target.dtype:
                 self._upload.start(target[span], stored)
                 continue
-            tensor = source.read(name) if stored is None else self._upload.fetch(stored)
-            floats = tensor.dtype.is_floating_point
-            if not floats or (tensor.dtype is FP8) is not (rule.how is How.FP8):
-                raise ModelError(
-                    f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
-                    "quantization_config of the checkpoint does not say",
-                    where=source.where,
-                    hint="The weights do not belong to this configuration",
-                )
-            tensor = tensor.t() if rule.transposed else tensor
+            tensor = self._read(rule, name, stored)
             tensor = adapt(tensor) if adapt else tensor
             if rule.how is How.QUANTIZE:
                 # From what the checkpoint holds, not from a copy rounded to the model's data type.
@@ -192,6 +183,19 @@ class _Filler:
             else:
                 target[span].copy_(tensor)
         return made
+
+    def _read(self, rule: ParameterRule, name: str, stored: StoredTensor | None) -> Tensor:
+        """One source of a rule as ours are laid out, wherever it comes fastest."""
+        tensor = self._source.read(name) if stored is None else self._upload.fetch(stored)
+        floats = tensor.dtype.is_floating_point
+        if not floats or (tensor.dtype is FP8) is not (rule.how is How.FP8):
+            raise ModelError(
+                f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
+                "quantization_config of the checkpoint does not say",
+                where=self._source.where,
+                hint="The weights do not belong to this configuration",
+            )
+        return tensor.t() if rule.transposed else tensor
 
 
 def _allocate(
