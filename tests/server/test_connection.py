@@ -29,6 +29,17 @@ def ask_for_health(peer):
     assert answer.startswith(b"HTTP/1.1 200")
 
 
+def assert_is_cut_off(peer, first, more):
+    """Who goes on and on sending ``more`` after ``first`` soon cannot."""
+    began = time.monotonic()
+    peer.sendall(first)
+    with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
+        while time.monotonic() - began < 30:
+            peer.sendall(more)
+            time.sleep(0.05)
+    assert time.monotonic() - began < 10
+
+
 def error_in(answer):
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower()
@@ -46,13 +57,7 @@ def test_half_a_head_is_408_however_slowly_more_of_it_comes(serve, hasty, before
     with connect(serve()) as peer:
         for _ in range(before):
             ask_for_health(peer)
-        began = time.monotonic()
-        peer.sendall(b"GET /health HTTP/1.1\r\n")
-        with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
-            while time.monotonic() - began < 30:
-                peer.sendall(b"x: y\r\n")
-                time.sleep(0.05)
-        assert time.monotonic() - began < 10
+        assert_is_cut_off(peer, b"GET /health HTTP/1.1\r\n", b"x: y\r\n")
 
 
 def test_the_late_head_is_told_so(serve, hasty):
@@ -145,10 +150,4 @@ def test_who_is_refused_while_still_sending_reads_the_answer_all_the_same(serve)
 def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve, monkeypatch):
     monkeypatch.setattr(connection, "_LINGER_SECONDS", 0.2)
     with connect(serve()) as peer:
-        began = time.monotonic()
-        peer.sendall(b"no http\r\n\r\n")
-        with pytest.raises(OSError):  # noqa: PT012  (which of the writes fails is up to the kernel)
-            while time.monotonic() - began < 30:
-                peer.sendall(b"more\r\n")
-                time.sleep(0.02)
-        assert time.monotonic() - began < 10
+        assert_is_cut_off(peer, b"no http\r\n\r\n", b"more\r\n")
