@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor
 from kerf_runtime.cudagraph.dispatcher import capture_plan
-from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, trial_keys
+from kerf_runtime.cudagraph.estimate import (
+    GRAIN,
+    MemoryEstimate,
+    Trial,
+    estimate_memory,
+    next_trials,
+)
 
 MIB = 2**20
 SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
@@ -24,22 +30,22 @@ def key(mode: CUDAGraphMode, size: int, uniform: bool = False):
 
 
 def test_trials_of_a_pool_are_the_largest_of_each_kind_and_some_of_all_sizes():
-    keys = trial_keys(PLAN, pooled=True)
+    keys = next_trials(PLAN, [], pooled=True)
     sizes = [d.num_tokens for mode, d in keys if mode is PIECEWISE]
     assert sizes == [512, 496, 432, 352, 272, 224, 184, 144, 104, 64, 24, 1]
     sizes = [d.num_tokens for mode, d in keys if mode is not PIECEWISE]
     assert sizes == [256, 248, 224, 200, 176, 144, 120, 96, 64, 40, 16, 1]
     few = capture_plan(CUDAGraphMode.FULL_DECODE_ONLY, (1, 2, 4, 8), 8)
-    assert trial_keys(few, pooled=True) == few
+    assert next_trials(few, [], pooled=True) == few
 
 
 def test_trials_of_own_buffers_are_the_largest_and_the_smallest():
-    names = [(mode.value, d.num_tokens) for mode, d in trial_keys(PLAN, pooled=False)]
+    names = [(mode.value, d.num_tokens) for mode, d in next_trials(PLAN, [], pooled=False)]
     assert names == [("PIECEWISE", 512), ("PIECEWISE", 1), ("FULL", 256), ("FULL", 1)]
 
 
 def test_nothing_to_capture_needs_nothing():
-    assert trial_keys([], pooled=True) == []
+    assert next_trials([], [], pooled=True) == []
     assert estimate_memory([], [], pooled=True).total() == 0
 
 
@@ -57,7 +63,7 @@ DECODE = (
 @given(phase=st.floats(0, 1, exclude_max=True))
 def test_what_the_driver_hands_out_in_grains_is_estimated_by_its_mean(phase):
     taken = dict(zip(PLAN, (*MIXED, *DECODE), strict=True))
-    keys = trial_keys(PLAN, pooled=True)
+    keys = next_trials(PLAN, [], pooled=True)
     # A trial sees the grains that its own graphs make full, wherever in a grain it begins.
     trials, used = [], phase
     for k in keys:
@@ -70,13 +76,35 @@ def test_what_the_driver_hands_out_in_grains_is_estimated_by_its_mean(phase):
     assert estimate.graphs.keys() == set(PLAN)
     assert estimate.total() == pytest.approx(sum(taken.values()) * MIB, rel=0.05)
     assert not estimate.disturbed
+    assert next_trials(PLAN, trials, pooled=True) == []
     assert estimate.shared == pytest.approx((170 - 98) * MIB, rel=0.1)
     # The largest of all needs the most of the pool.
     assert max(estimate.graphs, key=lambda k: estimate.graphs[k]) == PLAN[0]
 
 
+@given(
+    phase=st.floats(0, 1, exclude_max=True),
+    pool=st.integers(0, 40),
+    each=st.floats(0, 2),  # grains of a graph
+    count=st.integers(1, 128),
+)
+def test_where_a_grain_matters_more_graphs_are_tried(phase, pool, each, count):
+    plan = capture_plan(CUDAGraphMode.FULL, tuple(range(1, count + 1)), count)
+    trials: list[Trial] = []
+    used = phase
+    while keys := next_trials(plan, trials, pooled=True):
+        for k in keys:
+            before, used = int(used), used + each
+            held = pool if not trials else 0
+            trials.append(Trial(k, (held + int(used) - before) * GRAIN, held * GRAIN, nodes=360))
+    assert len({trial.key for trial in trials}) == len(trials)
+    estimate = estimate_memory(plan, trials, pooled=True)
+    needed = pool + int(phase + each * len(plan))
+    assert abs(estimate.total() / GRAIN - needed) <= 0.1 * needed + 1
+
+
 def test_memory_that_another_process_took_meanwhile_is_not_multiplied():
-    keys = trial_keys(PLAN, pooled=True)
+    keys = next_trials(PLAN, [], pooled=True)
     trials = [Trial(k, 4 * MIB, graphs=33, nodes=322) for k in keys]
     trials[3] = Trial(keys[3], 5000 * MIB, graphs=33, nodes=322)
     estimate = estimate_memory(PLAN, trials, pooled=True)
@@ -88,7 +116,7 @@ def test_own_buffers_are_on_a_line():
     def size(tokens: int) -> int:
         return 100 + 7 * tokens
 
-    keys = trial_keys(PLAN, pooled=False)
+    keys = next_trials(PLAN, [], pooled=False)
     trials = [Trial(k, size(k[1].num_tokens)) for k in keys]
     estimate = estimate_memory(PLAN, trials, pooled=False)
     assert estimate.shared == 0
@@ -99,7 +127,7 @@ def test_own_buffers_are_on_a_line():
 def test_a_single_graph_is_its_own_trial(pooled):
     plan = [key(CUDAGraphMode.FULL, 8, uniform=True)]
     trials = [Trial(plan[0], 50, 20 if pooled else 0)]
-    assert trial_keys(plan, pooled=pooled) == plan
+    assert next_trials(plan, [], pooled=pooled) == plan
     assert estimate_memory(plan, trials, pooled=pooled).graphs == {plan[0]: 50}
 
 
@@ -127,7 +155,7 @@ def test_a_measured_total_is_split_without_a_byte_lost(sizes, shared, total):
 )
 def test_without_grains_the_estimate_is_exact(pool, count, each, once):
     plan = capture_plan(CUDAGraphMode.FULL, tuple(range(1, count + 1)), count)
-    keys = trial_keys(plan, pooled=True)
+    keys = next_trials(plan, [], pooled=True)
     first = Trial(keys[0], once + each + pool, pool)
     trials = [first, *(Trial(k, each) for k in keys[1:])]
     estimate = estimate_memory(plan, trials, pooled=True)

@@ -5,7 +5,7 @@ Where graphs share a pool (CUDA), three things cost memory, and each is known af
 * the pool: what the largest recording allocates, which every smaller one fits into;
 * what the driver keeps for each graph.  It depends on the nodes, of which small batches often have more, and
   comes in grains, so that one graph seems to cost nothing and the next twice as much: several, from all
-  sizes, are recorded for their mean;
+  sizes, are recorded for their mean, and more of them where a grain more or less would matter;
 * what happens once, such as loading kernels.  No graph gives it back.
 
 Where every graph has buffers of its own (emulated ones), bytes grow linearly with the size, and two
@@ -20,10 +20,16 @@ from dataclasses import dataclass, field, replace
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
 
-__all__ = ["MemoryEstimate", "Trial", "estimate_memory", "trial_keys"]
+__all__ = ["MemoryEstimate", "Trial", "estimate_memory", "next_trials"]
 
 SAMPLES = 11
-"""Graphs of one kind that are recorded after the largest, where what one took cannot be told exactly."""
+"""Graphs of one kind that are recorded at first after the largest, where what one took cannot be told exactly."""
+
+GRAIN = 2 * 2**20
+"""Bytes that a driver takes at once, for one graph or for many small ones."""
+
+TOLERANCE = 0.1
+"""Of the estimate: how far it may be wrong."""
 
 Kind = tuple[CUDAGraphMode, bool]
 """Mode, and whether for uniform decode batches."""
@@ -55,7 +61,7 @@ class Trial:
     @property
     def plausible(self) -> int:
         """Most bytes that a driver may have taken: twice what was ever measured, and two grains."""
-        return self.graphs * 256 * 2**10 + self.nodes * 8 * 2**10 + 2 * 2**21
+        return self.graphs * 256 * 2**10 + self.nodes * 8 * 2**10 + 2 * GRAIN
 
 
 @dataclass(frozen=True)
@@ -92,16 +98,31 @@ class MemoryEstimate:
         return replace(self, shared=total - given, graphs=graphs)
 
 
-def trial_keys(plan: Sequence[GraphKey], *, pooled: bool) -> list[GraphKey]:
-    """Which graphs of ``plan`` to record for an estimate, in order: the largest of each kind first.
+def next_trials(
+    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool
+) -> list[GraphKey]:
+    """Which graphs of ``plan`` to record next for an estimate, in order; none once it is good enough.
 
     Args:
         plan: largest first within each kind.
+        trials: what was recorded so far.  At first, this is the largest of each kind and some others; then as
+            many again, until grains cannot make more than ``TOLERANCE`` of a difference.
         pooled: whether the graphs share a pool of memory.
     """
     keys: list[GraphKey] = []
+    if not trials:
+        for group in _by_kind(plan).values():
+            keys += [group[0], *(_spread(group[1:], SAMPLES) if pooled else group[1:][-1:])]
+        return keys
+    if (
+        not pooled
+        or _doubt(plan, trials) <= TOLERANCE * estimate_memory(plan, trials, pooled=True).total()
+    ):
+        return []
+    tried = {trial.key for trial in trials}
     for group in _by_kind(plan).values():
-        keys += [group[0], *(_spread(group[1:], SAMPLES) if pooled else group[1:][-1:])]
+        left = [key for key in group if key not in tried]
+        keys += _spread(left, len(group) - len(left))
     return keys
 
 
@@ -112,22 +133,17 @@ def estimate_memory(
 
     Args:
         plan: everything that will be recorded.
-        trials: of ``trial_keys``, in that order.
-        pooled: as for ``trial_keys``.
+        trials: of ``next_trials``, in that order.
+        pooled: as for ``next_trials``.
     """
     if not plan:
         return MemoryEstimate()
-    seen: dict[Kind, list[Trial]] = {}
-    for trial in trials:
-        seen.setdefault(_kind(trial.key), []).append(trial)
-    groups = _by_kind(plan)
+    seen = _trials_by_kind(trials)
     if not pooled:
-        return MemoryEstimate(
-            0, {key: _on_line(seen[kind], key) for kind, keys in groups.items() for key in keys}
-        )
+        return MemoryEstimate(0, {key: _on_line(seen[_kind(key)], key) for key in plan})
     shared, disturbed = 0, False
     graphs: dict[GraphKey, int] = {}
-    for kind, keys in groups.items():
+    for kind, keys in _by_kind(plan).items():
         first, *rest = seen[kind]
         disturbed |= any(trial.driver > trial.plausible for trial in rest)
         sizes = [min(trial.driver, trial.plausible) for trial in rest]
@@ -137,6 +153,16 @@ def estimate_memory(
     for key, share in _pool_shares(plan, sum(trial.pool for trial in trials)).items():
         graphs[key] += share
     return MemoryEstimate(shared, graphs, disturbed)
+
+
+def _doubt(plan: Sequence[GraphKey], trials: Sequence[Trial]) -> float:
+    """Bytes by which an estimate may be wrong: the trials of each kind filled one grain more, or less."""
+    groups = _by_kind(plan)
+    return sum(
+        GRAIN * (len(groups[kind]) - len(tried)) / (len(tried) - 1)
+        for kind, tried in _trials_by_kind(trials).items()
+        if len(tried) > 1
+    )
 
 
 def _spread(keys: Sequence[GraphKey], count: int) -> list[GraphKey]:
@@ -156,6 +182,13 @@ def _by_kind(plan: Sequence[GraphKey]) -> dict[Kind, list[GraphKey]]:
     for key in plan:
         groups.setdefault(_kind(key), []).append(key)
     return groups
+
+
+def _trials_by_kind(trials: Sequence[Trial]) -> dict[Kind, list[Trial]]:
+    seen: dict[Kind, list[Trial]] = {}
+    for trial in trials:
+        seen.setdefault(_kind(trial.key), []).append(trial)
+    return seen
 
 
 def _on_line(trials: Sequence[Trial], key: GraphKey) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from kerf_runtime.cudagraph.addresses import NamedTensors, WeightAddresses, name
 from kerf_runtime.cudagraph.budget import DroppedGraph, budget_changes, fit_budget
 from kerf_runtime.cudagraph.descriptor import DispatchDecision, GraphKey, graph_name
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
-from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, trial_keys
+from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, next_trials
 from kerf_runtime.cudagraph.progressive import UnitSeconds, first_graphs, next_graph
 from kerf_runtime.cudagraph.recorder import Capturable, DummyBatch, GraphRecorder, Recorded
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
@@ -130,21 +130,16 @@ class GraphRunner:
         Raises:
             CaptureError: as ``capture_all``.
         """
-        pooled = self._platform.memory() is not None
-        keys = trial_keys(self._plan, pooled=pooled)
-        if not keys:
+        if not self._plan:
             return 0
         self._refuse_writes(dummy_batch)
+        pooled = self._platform.memory() is not None
         trials: list[Trial] = []
         with self._recorder.many():
             before = self._begin_pass()
-            for index, key in enumerate(keys):
-                progress(f"trial of {graph_name(key)}", index / len(keys))
-                took = self._capture(key, dummy_batch, trial=True)
-                # Numbers only: whoever holds a graph keeps the pool of all of them.
-                nodes = [entry.graph.nodes for entry in self._recorder.entries(key)]
-                trials.append(Trial(key, took.bytes, took.pool, len(nodes), sum(nodes)))
-        self._recorder.forget(keys)
+            while keys := next_trials(self._plan, trials, pooled=pooled):
+                trials += self._try(keys, dummy_batch, progress)
+        self._recorder.forget([trial.key for trial in trials])
         self._platform.release_memory()
         after = self._platform.memory()
         if before is not None and after is not None:
@@ -231,6 +226,16 @@ class GraphRunner:
             for key in keys:
                 progress(graph_name(key), len(self._bytes) / len(self._plan))
                 self._bytes[key] = self._capture(key, dummy_batch).bytes
+
+    def _try(
+        self, keys: Sequence[GraphKey], dummy_batch: DummyBatch, progress: Progress
+    ) -> Iterator[Trial]:
+        for index, key in enumerate(keys):
+            progress(f"trial of {graph_name(key)}", index / len(keys))
+            took = self._capture(key, dummy_batch, trial=True)
+            # Numbers only: whoever holds a graph keeps the pool of all of them.
+            nodes = [entry.graph.nodes for entry in self._recorder.entries(key)]
+            yield Trial(key, took.bytes, took.pool, len(nodes), sum(nodes))
 
     def _capture(self, key: GraphKey, dummy_batch: DummyBatch, *, trial: bool = False) -> Recorded:
         """Warm up and record."""
