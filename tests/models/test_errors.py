@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,41 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     sorted(folder.glob("*.safetensors"))[1].unlink()
     with pytest.raises(ModelError, match=r"1 of \d+ weight files are missing: model-00002"):
         load(folder)
+
+
+def test_a_tensor_that_does_not_fit_is_looked_for_in_its_shard(tmp_path: Path) -> None:
+    folder = write_safetensors(tmp_path, make_llama(), max_shard_size="100KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    name = "model.layers.1.mlp.down_proj.weight"
+    shard = folder / index["weight_map"][name]
+    save_file({**load_file(shard), name: torch.zeros(3)}, shard)
+    with pytest.raises(ModelError, match=r"down_proj\.weight has shape") as caught:
+        load(folder)
+    assert str(shard) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname"])
+def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write_safetensors(tmp_path / "model", make_llama(), max_shard_size="100KB")
+    (tmp_path / "elsewhere.safetensors").write_bytes(b"x")
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    weight_map[next(iter(weight_map))] = name
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelError, match=f"leads out of its folder: {name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_weights_that_nobody_writes_are_not_waited_for(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / name)
+    if name.endswith(".gguf"):
+        with pytest.raises(ModelError, match="neither a file nor a folder"):
+            read_model_config(folder / name)
+    else:
+        with pytest.raises(ModelError, match="not in a regular file"):
+            load(folder)
 
 
 def test_a_truncated_safetensors_file_is_named(folder: Path) -> None:

@@ -47,6 +47,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
             if path.suffix == ".gguf":
                 return Checkpoint(path, path)
             raise ModelError("the file is not a .gguf file", where=str(path), hint=_LAYOUT_HINT)
+        if not path.is_dir():
+            raise ModelError("neither a file nor a folder", where=str(path), hint=_LAYOUT_HINT)
         names = sorted(entry.name for entry in path.iterdir())
     except PermissionError as error:
         raise ModelError(

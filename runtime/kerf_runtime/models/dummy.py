@@ -41,6 +41,14 @@ class NoTensors:
         """
         raise self._missing(name)
 
+    def file(self, name: str) -> str:
+        """Of no tensor.
+
+        Raises:
+            ModelError: always.
+        """
+        raise self._missing(name)
+
     def stored(self, name: str) -> None:
         """Of no tensor.
 

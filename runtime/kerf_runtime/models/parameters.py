@@ -192,7 +192,7 @@ class _Filler:
             raise ModelError(
                 f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which the "
                 "quantization_config of the checkpoint does not say",
-                where=self._source.where,
+                where=self._source.file(name),
                 hint="The weights do not belong to this configuration",
             )
         return tensor.t() if rule.transposed else tensor
@@ -234,7 +234,7 @@ def _wrong_shape(
 ) -> ModelError:
     return ModelError(
         f"tensor {name} has shape {list(found)}, expected {expected}",
-        where=source.where,
+        where=source.file(name),
         hint="The weights do not belong to this configuration",
     )
 

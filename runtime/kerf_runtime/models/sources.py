@@ -45,6 +45,9 @@ class WeightSource(Protocol):
     def names(self) -> frozenset[str]:
         """Every tensor in the checkpoint."""
 
+    def file(self, name: str) -> str:
+        """Path of the file that holds the tensor."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Row-major shape, read without the data."""
 
@@ -78,13 +81,15 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._stack = ExitStack()
-        self._file_of: dict[str, Any] = {}
+        self._opened: dict[str, Any] = {}
+        self._paths: dict[str, Path] = {}
         self._stored: dict[str, StoredTensor] = {}
-        for path in self._files(folder):
+        for path in _weight_files(folder):
             try:
                 path.open("rb").close()  # says why not, which the library does not
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-                self._file_of.update(dict.fromkeys(file.keys(), file))
+                self._opened.update(dict.fromkeys(file.keys(), file))
+                self._paths.update(dict.fromkeys(file.keys(), path))
                 self._stored.update(_stored_tensors(path))
             except OSError as error:
                 self._stack.close()
@@ -100,42 +105,21 @@ class SafetensorsSource:
                     hint="It may be truncated: copy or download it again",
                 ) from None
 
-    @staticmethod
-    def _files(folder: Path) -> list[Path]:
-        index = folder / _INDEX
-        if index.exists():
-            mapping = read_json(index).get("weight_map")
-            if not isinstance(mapping, dict) or not mapping:
-                raise ModelError("the index has no weight_map", where=str(index))
-            files = [folder / str(name) for name in sorted(set(mapping.values()))]
-            missing = [path.name for path in files if not path.exists()]
-            if missing:
-                raise ModelError(
-                    f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing)}",
-                    where=str(folder),
-                    hint="Copy or download them again",
-                )
-            return files
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise ModelError(
-                "the folder has no *.safetensors file",
-                where=str(folder),
-                hint="Weights in other formats (pytorch_model.bin) are not read; convert them",
-            )
-        return files
-
     def names(self) -> frozenset[str]:
         """Every tensor in the checkpoint."""
-        return frozenset(self._file_of)
+        return frozenset(self._opened)
+
+    def file(self, name: str) -> str:
+        """Path of the shard."""
+        return str(self._paths[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Row-major shape, read without the data."""
-        return tuple(self._file_of[name].get_slice(name).get_shape())
+        return tuple(self._opened[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
         """The tensor as stored."""
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+        tensor: Tensor = self._opened[name].get_tensor(name)
         return tensor
 
     def stored(self, name: str) -> StoredTensor | None:
@@ -147,6 +131,45 @@ class SafetensorsSource:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold weights.
+
+    Raises:
+        ModelError: there is none, or one that the index names is missing, elsewhere or no file.
+    """
+    index = folder / _INDEX
+    files = _files_of_index(index) if index.exists() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            "the folder has no *.safetensors file",
+            where=str(folder),
+            hint="Weights in other formats (pytorch_model.bin) are not read; convert them",
+        )
+    for path in files:
+        if path.exists() and not path.is_file():
+            raise ModelError("the weights are not in a regular file", where=str(path))
+    return files
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise ModelError("the index has no weight_map", where=str(index))
+    names = sorted({Path(str(name)) for name in mapping.values()})
+    for name in names:
+        if name.is_absolute() or ".." in name.parts:
+            raise ModelError(f"the index leads out of its folder: {name}", where=str(index))
+    files = [index.parent / name for name in names]
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise ModelError(
+            f"{len(missing)} of {len(files)} weight files are missing: {', '.join(missing)}",
+            where=str(index.parent),
+            hint="Copy or download them again",
+        )
+    return files
 
 
 def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -175,6 +198,11 @@ class GgufSource:
     def names(self) -> frozenset[str]:
         """Every tensor in the file."""
         return frozenset(self._header.tensors)
+
+    def file(self, name: str) -> str:
+        """The one file."""
+        del name
+        return self.where
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Row-major shape, from the header."""
