@@ -127,6 +127,43 @@ def test_compiling_publishes_the_key_with_its_gate(setup):
     assert {"weights", "trace", "compile"} <= compiled["phases"].keys()
 
 
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [("compile", signal.SIGTERM, 143), ("serve", signal.SIGINT, 0)],
+)
+def test_a_compilation_that_is_cut_off_leaves_nothing_behind(
+    setup: Setup, tmp_path: Path, command: str, number: signal.Signals, code: int
+) -> None:
+    cache, scratch = tmp_path / "cache", tmp_path / "scratch"
+    scratch.mkdir()
+    options = ["-f", setup.document, "--model-path", setup.model, "--cache-dir", cache, "--json"]
+    options += ["--result-file", tmp_path / "result"] if command == "compile" else ["--port", "0"]
+    process = subprocess.Popen(
+        [*KERF, command, *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+
+    def left() -> list[Path]:
+        return [*cache.glob("*/.staging-*"), *scratch.glob("kerf-*")]
+
+    try:
+        eventually(lambda: process.poll() is not None or any(scratch.glob("kerf-inductor-*")), 120)
+        assert any(cache.glob("*/.staging-*"))
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code, errors
+    assert left() == []
+    if command == "compile":
+        told = json.loads((tmp_path / "result").read_text())
+        assert told == json.loads(output.splitlines()[-1])
+        assert told["error"]["reason"] == "Terminated"
+
+
 def test_compiling_again_is_a_hit_that_compiles_nothing(setup):
     done = kerf("compile", *setup.options, "--json")
     assert done.returncode == 0, done.stderr

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from kerf_runtime.errors import ConfigError
+from kerf_runtime.termination import Terminated, terminable
 
-__all__ = ["EXIT_TERMINATED", "result_file_option", "terminable", "written_result"]
+__all__ = ["result_file_option", "written_result"]
 
 _RESULT_LIMIT = 4096
 """Bytes of a termination message that Kubernetes keeps."""
-EXIT_TERMINATED = 143
 
 result_file_option = click.option(
     "--result-file",
@@ -43,26 +41,12 @@ def written_result(path: Path | None) -> Iterator[dict[str, Any]]:
     try:
         with terminable():
             yield result
-    except Exception as error:
+    except (Exception, Terminated) as error:
         if path is not None:
             _write(path, {"error": describe_error(error)})
         raise
     if path is not None:
         _write(path, result)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Turn SIGTERM into an orderly exit, so that staging folders and helpers are cleaned up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _check_writable(path: Path) -> None:

@@ -19,6 +19,7 @@ import click
 
 from kerf_runtime import __version__
 from kerf_runtime.errors import KerfError
+from kerf_runtime.termination import EXIT_TERMINATED, Terminated
 
 __all__ = ["EXIT_INTERRUPTED", "cli", "main", "run"]
 
@@ -87,6 +88,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
+    except Terminated as end:
+        click.echo("terminated", err=True)
+        if "--json" in arguments:
+            _echo_error(describe_error(end))
+        return EXIT_TERMINATED
     except click.ClickException as error:
         error.show()
         if "--json" in arguments:
@@ -137,8 +143,10 @@ def _echo_error(description: dict[str, object]) -> None:
     echo_json({"error": description})
 
 
-def describe_error(error: Exception) -> dict[str, object]:
+def describe_error(error: Exception | Terminated) -> dict[str, object]:
     """An error as JSON: its class without ``Error`` is the reason; ``Unexpected`` if it is none of ours."""
+    if isinstance(error, Terminated):
+        return {"reason": "Terminated", "message": str(error), "exitCode": EXIT_TERMINATED}
     if not isinstance(error, KerfError):
         message = f"{type(error).__name__}: {error}"
         return {"reason": "Unexpected", "message": message, "exitCode": KerfError.exit_code}

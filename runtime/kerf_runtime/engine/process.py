@@ -42,6 +42,7 @@ from kerf_runtime.engine.messages import (
     TokenOutput,
 )
 from kerf_runtime.errors import EngineError, KerfError, RequestError
+from kerf_runtime.termination import EXIT_TERMINATED, Terminated, terminable
 
 __all__ = ["Addresses", "EngineLoop", "EngineProcess"]
 
@@ -263,7 +264,8 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
         from kerf_runtime.engine.core import EngineCore
 
         core = EngineCore(args, spawned=spawned)
-        core.startup(_Announcer(send))
+        with terminable():
+            core.startup(_Announcer(send))
         compile_gate.open = False
         # Whoever ends a whole process group ends the parent too, which lets running requests finish.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -276,6 +278,8 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
         logger.log(level, "the engine failed: %s", error, exc_info=True)
         send(describe_failure(error))
         code = error.exit_code if isinstance(error, KerfError) else EngineError.exit_code
+    except Terminated:
+        code = EXIT_TERMINATED
     finally:
         inbox.close()
         outbox.close()
