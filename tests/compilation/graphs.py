@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from kerf_runtime.compilation.plan import InputRef, StitchPlan, build_plan, stitch
+from kerf_runtime.compilation.plan import InputRef, StitchPlan, stitch
+from kerf_runtime.compilation.planner import build_plan
 from kerf_runtime.compilation.split import SplitGraph, resolve_splitting_ops, split_graph
 from kerf_runtime.compilation.trace import TracedGraph, trace_forward
 

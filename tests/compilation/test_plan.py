@@ -16,7 +16,8 @@ from tests.compilation.helpers import run
 
 from kerf_runtime.compilation.decorator import IntermediateTensors
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
-from kerf_runtime.compilation.plan import StitchPlan, build_plan, stitch, stitched_source
+from kerf_runtime.compilation.plan import StitchPlan, stitch, stitched_source
+from kerf_runtime.compilation.planner import build_plan
 from kerf_runtime.compilation.split import split_graph
 from kerf_runtime.compilation.trace import trace_forward
 from kerf_runtime.errors import CompileError

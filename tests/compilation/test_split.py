@@ -21,7 +21,7 @@ from tests.compilation.helpers import run
 from torch import fx
 
 from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.compilation.plan import build_plan
+from kerf_runtime.compilation.planner import build_plan
 from kerf_runtime.compilation.split import resolve_splitting_ops, split_graph
 from kerf_runtime.errors import CompileError, ConfigError
 

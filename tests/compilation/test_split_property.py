@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.compilation.graphs import stitch_eagerly
 from tests.compilation.programs import SPLITTING, STEPS, Program
 
-from kerf_runtime.compilation.plan import StitchPlan, build_plan
+from kerf_runtime.compilation.plan import StitchPlan
+from kerf_runtime.compilation.planner import build_plan
 from kerf_runtime.compilation.split import resolve_splitting_ops, split_graph
 from kerf_runtime.compilation.trace import trace_forward
 

@@ -27,7 +27,8 @@ from kerf_runtime.compilation.backends import (
 )
 from kerf_runtime.compilation.fingerprint import fingerprint_piece
 from kerf_runtime.compilation.piecewise import find_token_input
-from kerf_runtime.compilation.plan import StitchPlan, build_plan
+from kerf_runtime.compilation.plan import StitchPlan
+from kerf_runtime.compilation.planner import build_plan
 from kerf_runtime.compilation.split import (
     Piece,
     check_all_called,

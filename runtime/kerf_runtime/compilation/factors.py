@@ -28,6 +28,7 @@ _OWN_SOURCES = (
     "kerf_runtime.compilation.loader",
     "kerf_runtime.compilation.piecewise",
     "kerf_runtime.compilation.plan",
+    "kerf_runtime.compilation.planner",
 )
 """Modules of ours that define what the stored artifact means."""
 

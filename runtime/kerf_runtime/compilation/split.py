@@ -10,19 +10,20 @@ import difflib
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from kerf_runtime.compilation.counters import compilation_counter
-from kerf_runtime.compilation.plan import number_of_results
 from kerf_runtime.errors import ConfigError
 
 __all__ = [
     "Piece",
     "SplitGraph",
     "check_all_called",
+    "number_of_results",
     "resolve_splitting_ops",
     "split_graph",
     "split_source",
@@ -116,6 +117,13 @@ def check_all_called(names: Sequence[str], graph: fx.GraphModule, model: str) ->
         hint=f"Operators that it calls by name (torch.ops.namespace.name): "
         f"{', '.join(sorted(known)) or 'none'}. An empty list splits nowhere",
     )
+
+
+def number_of_results(target: Any) -> int:
+    """How many values a call of an operator gives; more than one come as a tuple."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    return len(target._schema.returns)
 
 
 def _is_several_results(node: object, ops: frozenset[torch._ops.OpOverload]) -> bool:
