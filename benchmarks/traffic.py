@@ -98,7 +98,7 @@ class Traffic:
             options = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": pick.randrange(2**31)}
         prompt = [pick.randrange(VOCABULARY) for _ in range(length)]
         params = SamplingParams(max_tokens=most, ignore_eos=True, **options)
-        core.add(AddRequest(name, prompt, params))
+        core.add(AddRequest(name, prompt, params, priority=pick.choice((0, 0, 0, -1, 1))))
         self.live[name] = most
         self.added += 1
 

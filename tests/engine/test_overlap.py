@@ -35,7 +35,7 @@ def engines(request: pytest.FixtureRequest, tiny_path: Path) -> tuple[EngineCore
 
 
 def requests(seed: int, count: int) -> list[AddRequest]:
-    """Of every kind: greedy and not, with penalties, log probabilities and early ends."""
+    """Of every kind: greedy and not, with penalties, priorities, log probabilities and early ends."""
     chance = random.Random(seed)
     made = []
     for index in range(count):
@@ -54,7 +54,8 @@ def requests(seed: int, count: int) -> list[AddRequest]:
             ignore_eos=True,
         )
         prompt = [chance.randrange(320) for _ in range(chance.randint(1, 40))]
-        made.append(AddRequest(f"{seed}-{index}", prompt, params))
+        priority = chance.choice([0, 0, -1, 1])
+        made.append(AddRequest(f"{seed}-{index}", prompt, params, priority))
     return made
 
 
@@ -126,6 +127,27 @@ def test_the_first_step_gives_nothing_and_every_later_one_the_tokens_of_the_one_
     assert last.finish_reason == "length"
     assert not core.has_work
     assert core.stats()["dispatch"] == [["NONE", 0, "ModeNone", 3]]
+
+
+def test_tokens_are_fed_to_their_requests_when_priorities_change_the_order(
+    tiny_path: Path,
+) -> None:
+    plain, core = pair(tiny_path)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    # Rows of a step with two new prompts: first, third, second, fourth.  Of the next step: in order.
+    early = [AddRequest("first", [1, 2], params, 0), AddRequest("third", [3, 4], params, 1)]
+    late = [AddRequest("second", [5, 6], params, 0), AddRequest("fourth", [7, 8], params, 1)]
+    expected = run(plain, [*early, *late])
+    found: dict[str, list[int]] = {request.request_id: [] for request in (*early, *late)}
+    for requests_of_step in (early, [], late):
+        for request in requests_of_step:
+            core.add(request)
+        for output in core.step():
+            found[output.request_id] += output.token_ids
+    while core.has_work:
+        for output in core.step():
+            found[output.request_id] += output.token_ids
+    assert found == expected
 
 
 def test_a_request_that_ends_early_wastes_one_row_and_nothing_else(tiny_path: Path) -> None:

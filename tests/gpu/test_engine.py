@@ -87,6 +87,25 @@ def test_overlapping_steps_give_the_tokens_of_single_ones(
         assert (core.stats()["overlapped_steps"] > 0) is overlap
 
 
+def test_tokens_are_fed_to_their_requests_when_priorities_change_the_order(
+    tiny: tuple[Path, list[list[int]]],
+) -> None:
+    folder, answers = tiny
+    core = started(make_args(folder, mode="FULL_DECODE_ONLY"))
+    params = SamplingParams(max_tokens=COUNT, ignore_eos=True)
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    waiting = list(enumerate(PROMPTS))
+    while waiting or core.has_work:
+        # Two at a time: one that everybody before it has to make room for, and one that has to wait.
+        for number, prompt in waiting[:2]:
+            core.add(AddRequest(str(number), list(prompt), params, priority=number % 2))
+        del waiting[:2]
+        for output in core.step():
+            found[int(output.request_id)] += output.token_ids
+    assert found == answers
+    assert core.stats()["overlapped_steps"] > 0
+
+
 def test_inputs_that_were_not_copied_yet_are_not_written_over(
     tiny: tuple[Path, list[list[int]]],
 ) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -191,8 +191,8 @@ class ModelRunner:
         if self.states:
             slots = [item.request.state_slot for item in batch.items]
             host.state_slots[: len(slots)] = slots
-        if fed:
-            host.fed_places[: len(fed)], host.fed_rows[: len(fed)] = np.asarray(fed).T
+        pairs = np.asarray(fed).reshape(-1, 2)
+        host.fed_places[: len(fed)], host.fed_rows[: len(fed)] = pairs.T
         lengths = [item.count for item in batch.items]
         self._write_places([item.start for item in batch.items], lengths)
         # Between pieces attention runs as what the batch is; inside a graph as what was recorded.
@@ -200,21 +200,22 @@ class ModelRunner:
             batch.uniform_decode and decision.mode is CUDAGraphMode.PIECEWISE
         )
         inputs = self._views(decision.descriptor.num_tokens, uniform, lengths)
-        self._feed(fed)
+        self._feed(pairs)
         return inputs
 
-    def _feed(self, fed: Sequence[tuple[int, int]]) -> None:
+    def _feed(self, fed: np.ndarray[Any, Any]) -> None:
         """Copy tokens of the step before to where they are inputs of this one.
 
         Args:
-            fed: place in the batch and row of the token, ascending; on the device already.
+            fed: int64 [N, 2], place in the batch and row of the token; on the device already.
         """
-        if not fed:
+        if not len(fed):
             return
         tokens, inputs = self._sampling.tokens, self._inputs.device
         assert tokens is not None
         count, (place, row) = len(fed), fed[0]
-        if fed[-1] == (place + count - 1, row + count - 1):  # ascending: all are in one piece
+        # Priorities can change the order: rows need not ascend as places do.
+        if (np.diff(fed, axis=0) == 1).all():
             inputs.input_ids[place : place + count].copy_(tokens[row : row + count])
         else:
             inputs.input_ids.index_copy_(
