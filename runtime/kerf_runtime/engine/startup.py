@@ -316,19 +316,23 @@ def _warm_up(
 
     Returns:
         Bytes of the device that the largest step needs beside weights and KV cache; 0 if it cannot tell.
+        They are free again, so whoever sizes the KV cache sets them aside; what stays in use for good, such
+        as workspaces of libraries, is not among them.
     """
     platform.release_memory()
-    before = platform.memory()
     tokens, rows = limits.max_num_batched_tokens, limits.max_num_seqs
-    if before is None:
+    if platform.memory() is None:
         tokens, rows = min(_WARMUP_TOKENS, tokens), 1
     for size, uniform in ((tokens, False), (1, True)):
         descriptor = BatchDescriptor(size, uniform)
         decision = DispatchDecision(CUDAGraphMode.NONE, descriptor, DispatchReason.MODE_NONE)
         hidden = graphs.run(decision, *runner.make_dummy_batch(descriptor))
         runner.warm_up_sampling(hidden[:rows])
-    after = platform.memory()
-    return 0 if before is None or after is None else max(0, after.reserved - before.reserved)
+    del hidden
+    peak = platform.memory()
+    platform.release_memory()
+    left = platform.memory()
+    return 0 if peak is None or left is None else peak.reserved - left.reserved
 
 
 def _plan_blocks(
