@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
-import yaml
 
 from kerf_operator.api import crd_documents, crd_yaml, write_crds
-from kerf_operator.errors import SettingsError
-from kerf_operator.preview import preview_objects
+from kerf_operator.render_command import render
 from kerf_operator.settings import Settings
 from kerf_runtime import __version__
-from kerf_runtime.config import load_document
-from kerf_runtime.errors import KerfError
+from kerf_runtime.command_line import invoke
 
 __all__ = ["main"]
 
@@ -23,18 +21,7 @@ CRD_FOLDERS = (Path("crds"), Path("charts/kerf/files/crds"))
 """Where the repository keeps the CRDs: for kubectl, and packaged in the chart."""
 
 
-class _Group(click.Group):
-    """Shows our errors as one line and ends with their exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KerfError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kerf-operator")
 def cli() -> None:
     """The Kerf operator: ModelDeployments to compiled caches and serving pods."""
@@ -113,35 +100,12 @@ def crds(write: bool, folder: Path | None) -> None:
             click.echo(str(path))
 
 
-@cli.command()
-@click.option("-f", "--file", "path", type=click.Path(path_type=Path), required=True)
-@click.option("-n", "--namespace", default="default", show_default=True)
-@click.option(
-    "--runtime-image", envvar="KERF_RUNTIME_IMAGE", default="kerf-runtime:dev", show_default=True
-)
-def render(path: Path, namespace: str, runtime_image: str) -> None:
-    """Print every object that a ModelDeployment would create, without a cluster."""
-    document = load_document(path)
-    if not runtime_image:
-        raise SettingsError("no runtime image", where="--runtime-image")
-    objects = preview_objects(document, namespace=namespace, runtime_image=runtime_image)
-    click.echo("---\n".join(_yaml(obj) for obj in objects), nl=False)
+cli.add_command(render)
 
 
-class _PlainDumper(yaml.SafeDumper):
-    """YAML without anchors: every object stands alone."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _yaml(document: dict[str, Any]) -> str:
-    return str(yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=110))
-
-
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the console script."""
-    cli(prog_name="kerf-operator")
+    sys.exit(invoke(cli, sys.argv[1:], program="kerf-operator"))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The objects that a ModelDeployment leads to, without a cluster.  Pure.
 
-What ``kerf-operator render`` prints: the same builders as the operator's, with placeholders where only a
+What ``kerf render`` prints: the same builders as the operator's, with placeholders where only a
 cluster knows (uids).  The CompileCache in it can be applied by hand to fill a cache before an upgrade.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import yaml
 
 from kerf_operator.api.cache import CompileCacheSpec
 from kerf_operator.plan import wanted_replicas
@@ -21,7 +23,7 @@ from kerf_operator.render import (
 )
 from kerf_runtime.config import API_VERSION, KIND, ModelDeploymentDocument
 
-__all__ = ["preview_objects"]
+__all__ = ["objects_yaml", "preview_objects"]
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -63,3 +65,17 @@ def preview_objects(
 def _without_placeholders(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: value for key, value in obj["metadata"].items() if key != "ownerReferences"}
     return {**obj, "metadata": metadata}
+
+
+def objects_yaml(objects: list[dict[str, Any]]) -> str:
+    """One YAML document for each object."""
+    return "---\n".join(
+        yaml.dump(obj, Dumper=_PlainDumper, sort_keys=False, width=110) for obj in objects
+    )
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """YAML without anchors: every object stands alone."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

@@ -96,7 +96,7 @@ def test_version_and_help(kerf):
     assert kerf("--version").out == f"kerf {__version__}\n"
     done = kerf("--help")
     assert done.code == 0
-    for name in ("run", "serve", "compile", "validate", "bench", "cache"):
+    for name in ("run", "serve", "compile", "validate", "bench", "cache", "render"):
         assert name in done.out
 
 
@@ -158,6 +158,8 @@ def test_completion_knows_commands_and_fields():
         return done.stdout
 
     assert "plain,serve" in complete("kerf se", 1)
+    assert "plain,render" in complete("kerf ren", 1)
+    assert "plain,--runtime-image" in complete("kerf render --run", 2)
     assert "plain,compilation.level=" in complete("kerf validate --set compilation.l", 3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,19 @@ from kerf_operator.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "smollm2.yaml")
+
+
+def kerf_operator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program itself, which knows no cluster."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")}
+    return subprocess.run(
+        [sys.executable, "-m", "kerf_operator", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
 
 
 def test_render_prints_what_a_resource_leads_to() -> None:
@@ -40,9 +54,28 @@ def test_render_prints_what_a_resource_leads_to() -> None:
 def test_render_names_the_wrong_field(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(Path(EXAMPLE).read_text().replace("float32", "int3"))
-    result = CliRunner().invoke(cli, ["render", "-f", str(path)])
-    assert result.exit_code == 2
-    assert "engine.dtype" in result.output
+    done = kerf_operator("render", "-f", str(path), "--json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert "engine.dtype" in done.stderr
+    assert json.loads(done.stdout)["error"]["reason"] == "Config"
+
+
+def test_wrong_usage_is_2_and_with_json_also_on_standard_output() -> None:
+    done = kerf_operator("render", "--json")
+    assert done.returncode == 2
+    assert "Usage: kerf-operator render" in done.stderr
+    assert json.loads(done.stdout)["error"] == {
+        "reason": "Usage",
+        "message": "Missing option '-f' / '--file'.",
+        "exitCode": 2,
+    }
+
+
+def test_render_without_an_image_says_which_option_names_it() -> None:
+    done = kerf_operator("render", "-f", EXAMPLE, "--runtime-image", "")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: --runtime-image: no runtime image")
 
 
 def test_crds_prints_and_writes_the_same(tmp_path: Path) -> None:
@@ -57,24 +90,7 @@ def test_crds_prints_and_writes_the_same(tmp_path: Path) -> None:
 
 
 def test_run_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "kerf_operator",
-            "run",
-            "--runtime-image",
-            "i",
-            "--kubeconfig",
-            tmp_path / "none",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-        check=False,
-    )
+    done = kerf_operator("run", "--runtime-image", "i", "--kubeconfig", str(tmp_path / "none"))
     assert done.returncode == 8
     assert "--kubeconfig" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,7 +2,7 @@
 
 What a ReplicaSet is to a Deployment: ModelDeployments that need the same key on the same claim share
 one CompileCache, which owns the compile Job.  A person may apply one by hand to fill a cache before
-an upgrade (``kerf-operator render`` prints it).
+an upgrade (``kerf render`` prints it).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kerf_runtime.command_line import describe_error
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.termination import Terminated, terminable
 
@@ -33,8 +34,6 @@ def written_result(path: Path | None) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError: the file cannot be written; said before any time is spent where that can be seen.
     """
-    from kerf_runtime.cli.root import describe_error
-
     if path is not None:
         _check_writable(path)
     result: dict[str, Any] = {}
