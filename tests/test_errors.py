@@ -24,6 +24,7 @@ EXIT_CODES = {
     "NumericalGateError": 4,
     "CacheError": 5,
     "CaptureError": 6,
+    "CaptureMemoryError": 6,
     "EngineError": 7,
     "OverloadedError": 7,
     "DownloadError": 8,

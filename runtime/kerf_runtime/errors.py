@@ -10,6 +10,7 @@
     │   └── NumericalGateError                        compiled output left the tolerance
     ├── CacheError                 exit 5             the compile cache: missing, stale, corrupt, full
     ├── CaptureError               exit 6             recording or replaying a static graph
+    │   └── CaptureMemoryError                        the device had no memory for it
     ├── EngineError                exit 7, HTTP 500   the engine process
     ├── OverloadedError            exit 7, HTTP 429   the queue is full
     └── DownloadError              exit 8             network, server or disk: another try may do
@@ -25,6 +26,7 @@ from typing import ClassVar
 __all__ = [
     "CacheError",
     "CaptureError",
+    "CaptureMemoryError",
     "CompileError",
     "ConfigError",
     "DownloadError",
@@ -118,6 +120,10 @@ class CaptureError(KerfError):
     """A static graph could not be captured or replayed."""
 
     exit_code = 6
+
+
+class CaptureMemoryError(CaptureError):
+    """Memory of the device ran out while a static graph was warmed up or captured."""
 
 
 class EngineError(KerfError):

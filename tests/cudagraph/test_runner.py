@@ -25,7 +25,7 @@ from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
-from kerf_runtime.errors import CaptureError
+from kerf_runtime.errors import CaptureError, CaptureMemoryError
 from kerf_runtime.forward_context import set_forward_context
 from kerf_runtime.platforms import current_platform
 from kerf_runtime.reasons import DispatchReason
@@ -368,3 +368,22 @@ def test_with_copied_inputs_the_caller_may_pass_other_tensors_every_time(mode, s
     with torch.inference_mode(), set_forward_context(context):
         expected = prepared.forward(input_ids, positions)
     torch.testing.assert_close(hidden, expected)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_memory_that_runs_out_in_a_warm_up_or_beside_a_graph_names_the_size(shallow, call):
+    loaded, _, runner = start(0, "FULL_DECODE_ONLY", shallow, num_warmups=1)
+    calls = []
+
+    def run_out(*_):
+        calls.append(1)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = shallow.model.register_forward_pre_hook(run_out)
+    doing = {1: "warming up", 2: "capturing"}[call]
+    try:
+        with pytest.raises(CaptureMemoryError, match=f"while {doing} the graph of 8 tokens"):
+            runner.capture_all(buffers_for(loaded).dummy, lambda *_: None)
+    finally:
+        hook.remove()

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from kerf_runtime.cudagraph.out_of_memory import first_line, is_out_of_memory, out_of_memory
 from kerf_runtime.errors import CaptureError
 from kerf_runtime.forward_context import get_forward_context
 
@@ -194,7 +195,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, error: Exception) -> None:
         graph.capture_end()
     except RuntimeError as ending:
         # Expected after a call that cannot be recorded; the first error is the one to report.
-        error.add_note(f"the capture ended with: {_first_line(ending)}")
+        error.add_note(f"the capture ended with: {first_line(ending)}")
         _give_up(graph)
 
 
@@ -216,18 +217,14 @@ def _explained(error: Exception) -> CaptureError:
     descriptor = get_forward_context().descriptor
     what = "a graph" if descriptor is None else f"the graph of {descriptor.num_tokens} tokens"
     where = _culprit(error)
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
+        from kerf_runtime.platforms.interface import DeviceMemory  # which imports this module
+
         free, total = torch.cuda.mem_get_info()
-        return CaptureError(
-            f"out of memory while capturing {what}: {(total - free) / 2**30:.2f} of "
-            f"{total / 2**30:.2f} GiB are used, {torch.cuda.memory_reserved() / 2**30:.2f} GiB by "
-            f"this process's tensors. {_first_line(error)}",
-            where=where,
-            hint="Lower engine.kvCacheMemory, remove large sizes from compilation.captureSizes, or "
-            "set compilation.cudagraphMode to FULL_DECODE_ONLY or NONE",
-        )
+        memory = DeviceMemory(total, free, torch.cuda.memory_reserved())
+        return out_of_memory(f"capturing {what}", error, memory, where=where)
     return CaptureError(
-        f"the forward did something that cannot be recorded in {what}: {_first_line(error)}",
+        f"the forward did something that cannot be recorded in {what}: {first_line(error)}",
         where=where,
         hint="Remove .item(), .tolist(), data-dependent branches, synchronisation and copies from "
         "pageable memory from the forward",
@@ -248,12 +245,6 @@ def _culprit(error: Exception) -> str | None:
     if found is None:
         return module
     return f"{module}, {found}" if module else found
-
-
-def _first_line(error: BaseException) -> str:
-    """The message without PyTorch's advice on environment variables."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _reserved_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
+from kerf_runtime.cudagraph.out_of_memory import memory_explained
 from kerf_runtime.cudagraph.static_inputs import StaticInputs
 from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
 from kerf_runtime.cudagraph.writes import WriteWatch
@@ -119,7 +120,11 @@ class GraphRecorder:
         if not found:
             return
         input_ids, positions, context = inputs
-        with set_forward_context(context), WriteWatch(found):
+        with (
+            self._explained("looking for writes to weights"),
+            set_forward_context(context),
+            WriteWatch(found),
+        ):
             self._platform.synchronize(self.forward(input_ids, positions))
 
     def needs_warmup(self, descriptor: BatchDescriptor) -> bool:
@@ -132,10 +137,15 @@ class GraphRecorder:
         return not _facts(descriptor) <= self._warmed
 
     def warm_up(self, descriptor: BatchDescriptor, inputs: Inputs, times: int) -> Tensor:
-        """Run the batch without graphs; does not wait for the device."""
+        """Run the batch without graphs; does not wait for the device.
+
+        Raises:
+            CaptureMemoryError: memory ran out.
+        """
         input_ids, positions, context = inputs
         warm = replace(context, mode=CUDAGraphMode.NONE, descriptor=descriptor)
-        with set_forward_context(warm):
+        doing = f"warming up the graph of {descriptor.num_tokens} tokens"
+        with self._explained(doing), set_forward_context(warm):
             for _ in range(times):
                 output = self.forward(input_ids, positions)
         self._warmed |= _facts(descriptor)
@@ -157,12 +167,19 @@ class GraphRecorder:
         before = self._platform.memory()
         self._gate.open, self._gate.trial = True, trial
         try:
-            with set_forward_context(replace(context, mode=mode, descriptor=descriptor)):
+            with (
+                self._explained(f"capturing the graph of {descriptor.num_tokens} tokens"),
+                set_forward_context(replace(context, mode=mode, descriptor=descriptor)),
+            ):
                 self._platform.synchronize(self.forward(input_ids, positions))
         finally:
             self._gate.open = self._gate.trial = False
         held = sum(entry.graph.memory_bytes for entry in self.entries(key))
         return _taken(before, self._platform.memory(), held)
+
+    def _explained(self, doing: str) -> AbstractContextManager[None]:
+        """What runs between graphs and without them allocates too."""
+        return memory_explained(doing, self._platform.memory)
 
     def entries(self, key: GraphKey) -> list[CapturedGraph]:
         """The graphs of one key."""
