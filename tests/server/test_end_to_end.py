@@ -20,6 +20,7 @@ import pytest
 from tests.server.fakes import eventually
 from tests.server.test_metrics import scrape, value
 from tests.server.tiny import MAX_LENGTH, write_tiny_checkpoint, write_tiny_document
+from tests.server.tripwire import Tripwire
 
 from kerf_runtime.metric_table import METRICS
 
@@ -106,9 +107,14 @@ def _command_of(pid: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(setup: Setup) -> Iterator[Server]:
+def tripwire(tmp_path_factory: pytest.TempPathFactory) -> Tripwire:
+    return Tripwire(tmp_path_factory.mktemp("tripwire"), "transformers")
+
+
+@pytest.fixture(scope="module")
+def server(setup: Setup, tripwire: Tripwire) -> Iterator[Server]:
     """Shared: tests must leave it running."""
-    started = Server(*setup.options, "--cache-read-only")
+    started = Server(*setup.options, "--cache-read-only", env=tripwire.environment)
     yield started
     started.end()
 
@@ -184,6 +190,22 @@ def test_serving_from_the_read_only_cache_traces_and_compiles_nothing(setup, ser
     assert "import" in [event["phase"] for event in server.events if event["event"] == "phase"]
     startup = server.http.get("/debug/graphs").json()["startup"]
     assert {"import", "weights", "capture"} <= set(startup)
+
+
+def test_no_process_of_a_server_imports_transformers(server, tripwire):
+    text = {**GREEDY, "max_tokens": 2, "prompt": "ab"}
+    chat = {**GREEDY, "max_tokens": 2, "messages": [{"role": "user", "content": "ab"}]}
+    for path, body in (("/v1/completions", text), ("/v1/chat/completions", chat)):
+        assert server.http.post(path, json=body).status_code == 200
+    assert tripwire.tripped == []
+
+
+def test_an_import_in_a_child_of_a_process_is_seen(tmp_path):
+    own = Tripwire(tmp_path, "transformers")
+    code = "from multiprocessing import *; set_start_method('spawn'); Pool(1).apply(exec, ['import transformers'])"
+    environment = {**os.environ, **own.environment}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert ["spawn_main" in command for command in own.tripped] == [True]
 
 
 def test_answers_are_the_same_streamed_in_a_batch_and_alone(server):
