@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.fakes import ByteTokenizer
+from tests.server.fakes import END, ByteTokenizer
 
 from kerf_runtime.server.detokenize import IncrementalDecoder, StopMatcher
 
@@ -84,6 +84,37 @@ def test_a_decoder_that_takes_text_back_never_repeats_it():
     assert "".join([*(decoder.push([byte]) for byte in whole), decoder.flush()]) == "你好"
 
 
+@given(st.lists(st.tuples(st.characters(codec="utf-8"), st.integers(0, 70)), max_size=5), SIZES)
+def test_tokens_without_text_are_nowhere_in_it(characters, sizes):
+    tokens = [t for char, ends in characters for t in [*char.encode(), *[END] * ends]]
+    shown = "".join(decode_in_pieces(tokens, sizes))
+    assert shown == "".join(char for char, _ in characters)
+
+
+def test_tokens_without_text_are_not_decoded_again_for_ever():
+    decoded = 0
+
+    def decode(ids):
+        nonlocal decoded
+        decoded += len(ids)
+        return TOKENIZER.decode(ids)
+
+    decoder, count = IncrementalDecoder(decode), 5_000
+    shown = [decoder.push([token]) for token in [ord("a"), *[END] * count, ord("b")]]
+    assert "".join(shown) == "ab"
+    assert decoded < 40 * count
+
+
+def test_tokens_without_text_do_not_take_the_place_of_the_left_context():
+    words = {1: " the", 2: " cat", END: ""}
+
+    def decode(ids):
+        return "".join(words[i] for i in ids).removeprefix(" ")
+
+    decoder = IncrementalDecoder(decode)
+    assert "".join(decoder.push([token]) for token in [1, *[END] * 100, 2]) == "the cat"
+
+
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
 
 
@@ -116,3 +147,41 @@ def test_text_that_cannot_become_a_stop_string_is_shown_at_once():
     matcher = StopMatcher(["###"])
     assert matcher.push("one #") == "one "
     assert matcher.push("two") == "#two"
+
+
+@given(st.text("abc", max_size=30), STOPS, st.integers(0, 30))
+def test_a_stop_string_counts_if_its_end_does(text, stops, allowed):
+    """``allowed`` is the number of characters that a stop string may not end in."""
+    found = (
+        (end, max(len(s) for s in ended))
+        for end in range(allowed + 1, len(text) + 1)
+        if (ended := [s for s in stops if text[:end].endswith(s)])
+    )
+    end, length = next(found, (None, 0))
+    matcher, shown = StopMatcher(stops), ""
+    for at, char in enumerate(text):
+        shown += matcher.push(char, may_stop=at >= allowed)
+        if not matcher.stopped:
+            before = text[: at + 1]
+            starts = {s[:n] for s in stops for n in range(len(s))}
+            assert len(before) - len(shown) == max(
+                (len(start) for start in starts if before.endswith(start)), default=0
+            )
+    assert matcher.stopped == (end is not None)
+    assert shown + matcher.flush() == (text if end is None else text[: end - length])
+
+
+def test_a_long_stop_string_that_almost_came_costs_no_more_than_its_length():
+    class Counting(str):
+        read = 0
+
+        def __getitem__(self, at):
+            found = super().__getitem__(at)
+            Counting.read += len(found)
+            return found
+
+    stop = Counting("a" * 5_000 + "b")
+    matcher = StopMatcher([stop])
+    text = "a" * 8_000 + "c" + "a" * 4_000
+    assert "".join(map(matcher.push, text)) + matcher.flush() == text
+    assert Counting.read < 8 * len(text)
