@@ -50,6 +50,23 @@ def test_a_body_that_is_no_object_is_400(serve, body):
     assert "JSON object" in error_of(response, 400)["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model": "\xff"}', "not UTF-8 at byte 11"),
+        (b'{"max_tokens": ' + b"1" * 5000 + b"}", "too many digits"),
+        (b'{"model": "tiny", "prompt": "Hi", "\\ud800": 1}', "no valid Unicode"),
+    ],
+    ids=["deep", "bytes", "digits", "name"],
+)
+def test_a_body_that_no_parser_reads_is_400_and_says_why(serve, body, words):
+    response = serve().post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert words in error_of(response, 400)["message"]
+
+
 @pytest.mark.parametrize("body", [b"", b"null"])
 def test_no_body_is_400_and_called_that(serve, body):
     for headers in ({"content-type": "application/json"}, {}):

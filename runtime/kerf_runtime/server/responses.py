@@ -148,6 +148,8 @@ async def handle_http_exception(request: Request, error: Exception) -> JSONRespo
     """FastAPI handler of unknown paths and methods."""
     assert isinstance(error, HTTPException)  # registered for it only
     status = error.status_code
+    if status == 400 and error.__cause__ is not None:
+        return error_response(_unreadable_body(error.__cause__))
     message = f"{request.method} {request.url.path}: {error.detail}"
     return JSONResponse(
         error_body(message, status=status, param=None, code=None),
@@ -177,6 +179,18 @@ def _unread_body(problems: Sequence[dict[str, Any]], kind: str | None) -> Reques
     return None
 
 
+def _unreadable_body(cause: BaseException) -> RequestError:
+    """The error of a body that JSON's own parser gave up on."""
+    reason = str(cause)
+    if isinstance(cause, RecursionError):
+        reason = "it is nested too deeply"
+    elif isinstance(cause, UnicodeDecodeError):
+        reason = f"it is not UTF-8 at byte {cause.start}"
+    elif isinstance(cause, ValueError):
+        reason = "a number in it has too many digits"
+    return RequestError(f"the body cannot be read as JSON: {reason}", hint="Send a JSON object")
+
+
 def _first_problem(problems: Sequence[dict[str, Any]]) -> RequestError:
     """One readable error from pydantic's list; unions give one problem per member, the deepest wins."""
     first: dict[str, Any] = max(
@@ -192,6 +206,8 @@ def _first_problem(problems: Sequence[dict[str, Any]]) -> RequestError:
     path = ".".join(str(part) for part in first["loc"][1:] if _is_field(part))
     if not path and first.get("type") == "value_error":
         return RequestError(first["msg"].removeprefix("Value error, "))
+    if not path and first.get("type") == "string_unicode":
+        return RequestError("the name of a parameter is no valid Unicode text")
     if not path:
         return RequestError(
             "the body must be a JSON object", hint="Send it with Content-Type: application/json"
