@@ -8,7 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from tests.engine.engines import engine_args, generate, run, started
+from tests.models.checkpoints import make_llama, write_safetensors
 
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.engine.core import EngineCore
@@ -359,6 +361,14 @@ def test_impossible_limits_are_refused_before_the_weights_are_read(
 def test_a_missing_model_is_an_error_of_the_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         started(engine_args(tmp_path / "nowhere"))
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path) -> None:
+    model = make_llama()
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    folder = write_safetensors(tmp_path, model)
+    with pytest.raises(ModelError, match="logits that are no numbers"):
+        started(engine_args(folder))
 
 
 def test_another_cache_key_than_the_operators_is_refused(tiny_path: Path) -> None:

@@ -33,6 +33,7 @@ from kerf_runtime.engine.sampler import sample
 from kerf_runtime.engine.scheduler import Batch, SchedulerLimits
 from kerf_runtime.engine.state_cache import PADDING_SLOT
 from kerf_runtime.engine.transfer import Mailbox, Received
+from kerf_runtime.errors import ModelError
 from kerf_runtime.forward_context import AttentionMetadata, ForwardContext
 
 __all__ = ["ComputesLogits", "ModelRunner", "Sampled", "Sampling"]
@@ -350,8 +351,17 @@ class ModelRunner:
 
         Args:
             hidden: [R, E], one row per sequence.
+
+        Raises:
+            ModelError: the logits are no numbers: every answer would be made up.
         """
         logits = self._model.compute_logits(hidden)
+        if not logits.isfinite().all():
+            raise ModelError(
+                "the model computes logits that are no numbers",
+                where="the first forward",
+                hint="The checkpoint is damaged, or its values do not fit engine.dtype",
+            )
         for params in (
             SamplingParams(max_tokens=1),
             SamplingParams(max_tokens=1, temperature=1.0),
