@@ -17,7 +17,7 @@ CONTROL_PLANE_BINARIES := kube-apiserver kube-controller-manager kube-scheduler 
 
 GPU_BENCHMARKS := attention capture passes compile overhead decode weights traffic serving
 
-.PHONY: help setup demo test lint unit gpu-test cluster-demo cluster-test cluster-down bench bench-gpu locks crds clean
+.PHONY: help setup demo test lint unit gpu-test cluster-demo cluster-test cluster-down bench hostile bench-gpu locks crds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -66,6 +66,10 @@ cluster-down: setup ## stop everything that the cluster targets left running
 
 bench: setup ## CPU benchmarks: level 0 against level 3, cold against warm
 	@$(BIN)/python -m benchmarks.run
+
+hostile: setup ## 10,000 malformed requests, schemathesis and 500 clients that leave, on one server (minutes)
+	@$(BIN)/python -m benchmarks.hostile --output benchmarks/results/hostile-cpu.json
+	@$(BIN)/python -m benchmarks.readme
 
 bench-gpu: setup ## benchmarks of kernels, graphs, compiling, steps, weights and a whole server, on a CUDA GPU
 	@for name in $(GPU_BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --output benchmarks/results/$$name-gpu.json || exit 1; done

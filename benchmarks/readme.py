@@ -201,6 +201,7 @@ _TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.capture": _own,
     "benchmarks.compile": _own,
     "benchmarks.decode": _own,
+    "benchmarks.hostile": _own,
     "benchmarks.overhead": _own,
     "benchmarks.passes": _passes,
     "benchmarks.serving": _own,

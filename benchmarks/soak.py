@@ -15,11 +15,8 @@ import json
 import os
 import random
 import re
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,14 +26,12 @@ from typing import Any
 from urllib.parse import urlparse
 
 from benchmarks.soak_counters import difference, scrape, settled
-from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
+from benchmarks.tiny_server import MODEL, tiny_server
 
 from kerf_runtime.cli.bench_record import header
-from kerf_runtime.cli.bench_server import wait_ready
 
 __all__ = ["Books", "Soak", "compare", "growths", "run", "table", "to_record"]
 
-MODEL = "tiny"
 GROWTH_LIMIT = 16 * 2**20
 """Bytes by which a process may grow after the first fifth of the requests: the allocators' own books."""
 _SAMPLE_SECONDS = 0.5
@@ -311,28 +306,6 @@ def to_record(soak: Soak, *, clients: int) -> dict[str, Any]:
     }
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server with few places and a short queue, so that some requests wait and some are refused."""
-    document = write_tiny_document(folder / "tiny.yaml")
-    command = [
-        *(sys.executable, "-m", "kerf_runtime.cli", "serve", "--port", "0", "--json"),
-        *("-f", str(document), "--model-path", str(write_tiny_checkpoint(folder / "model"))),
-    ]
-    for override in ("compilation.level=0", "engine.maxNumSeqs=8", "engine.maxQueueLen=24"):
-        command += ["--set", override]
-    log = folder / "log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    return process, wait_ready(process, log)
-
-
-def _engine_of(pid: int) -> int:
-    """The engine process of a server."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [engine] = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
-    return int(engine)
-
-
 def main() -> int:
     """Start a server, soak it, stop it; 1 if something does not add up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -344,25 +317,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the record there as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kerf-soak-") as folder:
-        process, url = _start(Path(folder))
-        try:
-            pids = {"HTTP": process.pid, "engine": _engine_of(process.pid)}
-            soak = asyncio.run(
-                run(
-                    url,
-                    pids,
-                    requests=options.requests,
-                    clients=options.clients,
-                    seed=options.seed,
-                    seconds=options.seconds,
-                )
+    # Few places and a short queue, so that some requests wait and some are refused.
+    overrides = ("compilation.level=0", "engine.maxNumSeqs=8", "engine.maxQueueLen=24")
+    with tiny_server(*overrides) as server:
+        engine = server.engine
+        assert engine is not None  # the server is ready
+        soak = asyncio.run(
+            run(
+                server.url,
+                {"HTTP": server.process.pid, "engine": engine},
+                requests=options.requests,
+                clients=options.clients,
+                seed=options.seed,
+                seconds=options.seconds,
             )
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
+        )
+        code = server.stop()
     record = to_record(soak, clients=options.clients)
     problems: list[str] = record["results"]["problems"]
     if code != 0:

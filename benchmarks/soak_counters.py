@@ -1,4 +1,4 @@
-"""What a server has counted, read from its ``/metrics`` for ``benchmarks.soak``."""
+"""What a server has counted, read from its ``/metrics`` for ``benchmarks.soak`` and ``benchmarks.hostile``."""
 
 from __future__ import annotations
 

@@ -1,28 +1,31 @@
-"""Thousands of wrong requests, and clients that leave at random: the engine does not notice.
+"""Wrong requests, and clients that leave at random: the engine does not notice.
 
-``KERF_TEST_REQUESTS`` sets how many there are (default 1000); one client per twenty of them leaves.
+A tenth of what ``make hostile`` does; ``KERF_TEST_REQUESTS`` sets how many requests there are (default 1000).
+One client per twenty of them leaves.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import json
+import copy
 import os
-import random
-import socket
-import struct
-import time
 from collections import Counter
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from benchmarks.hostile_clients import (
+    CLOSED,
+    HANG,
+    MODES,
+    REFUSED,
+    UNFINISHED,
+    explore,
+    leave_all,
+    throw,
+)
 from tests.server.fakes import eventually
-from tests.server.hostile import RIGHT, Case, make_cases
+from tests.server.hostile import RIGHT, make_cases
 from tests.server.test_metrics import scrape, value
+
+from benchmarks import hostile
 
 COUNT = int(os.environ.get("KERF_TEST_REQUESTS", "1000"))
 GREEDY = {**RIGHT["/v1/completions"], "temperature": 0, "max_tokens": 8}
@@ -51,125 +54,162 @@ def at_rest(uncompiled_server):
     assert counters["compilations_after_startup"] == counters["captures_after_startup"] == 0
 
 
-def connect(http):
-    return socket.create_connection((http.base_url.host, http.base_url.port), timeout=20)
-
-
-def first_status(http, case: Case) -> int | None:
-    """Status of the first answer; None if the connection was closed, or left waiting, without one."""
-    with connect(http) as peer:
-        with contextlib.suppress(ConnectionError):  # refused before it was sent
-            peer.sendall(case.data)
-        if not case.complete:
-            peer.settimeout(0.2)
-        received = b""
-        while b"\r\n\r\n" not in (received := _without_continue(received)):
-            try:
-                part = peer.recv(65536)
-            except ConnectionError:
-                return None
-            except TimeoutError:
-                if case.complete:
-                    raise
-                return None
-            if not part:
-                return None
-            received += part
-    return int(received.split()[1])
-
-
-def _without_continue(received: bytes) -> bytes:
-    """What comes after a ``100 Continue``."""
-    head, end, rest = received.partition(b"\r\n\r\n")
-    return rest if end and head.startswith(b"HTTP/1.1 100 ") else received
+def address(http) -> str:
+    return str(http.base_url).rstrip("/")
 
 
 def test_hostile_requests_are_answered_and_change_nothing(at_rest):
     cases = make_cases(COUNT)
-
-    def ask(case: Case) -> tuple[Case, int | None]:
-        return case, first_status(at_rest, case)
-
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, cases))
-    by_kind = Counter((case.kind, status) for case, status in answers)
-    print(f"{len(cases)} requests: {sorted(by_kind.items(), key=str)}")  # noqa: T201  (shown on failure)
-    unanswered = [case for case, status in answers if case.complete and status is None]
+    answers = throw(address(at_rest), cases)
+    unanswered = [
+        (case, answer)
+        for case, answer in zip(cases, answers, strict=True)
+        if answer in (CLOSED, HANG)
+    ]
     assert unanswered == []
-    assert {status for _, status in answers} <= {None, 200, 400, 404, 405, 413}
-    for kind in ("cut body", "noise", "deep", "oversized"):
-        assert by_kind[kind, 200] == 0
-    assert sum(n for (_, status), n in by_kind.items() if status == 400) > COUNT / 2
+    outcome = hostile.Outcome()
+    outcome.thrown.update(zip((case.kind for case in cases), answers, strict=True))
+    assert hostile.compare(outcome) == []
+    assert answers.count(400) > COUNT / 2
+    assert answers.count(UNFINISHED) > 0
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("path", sorted(RIGHT))
 def test_what_the_openapi_document_allows_and_does_not_is_answered_as_it_says(at_rest, path, mode):
-    schema = schemathesis.openapi.from_url(f"{at_rest.base_url}/openapi.json")
-    seen: Counter[int] = Counter()
-
-    @settings(max_examples=COUNT // 20, suppress_health_check=list(HealthCheck), database=None)
-    @given(case=schema[path]["POST"].as_strategy(generation_mode=mode))
-    def ask(case: schemathesis.Case) -> None:
-        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body["model"] = (
-                "tiny"  # any other name is refused before anything else is looked at
-            )
-        response = case.call(timeout=20)
-        seen[response.status_code] += 1
-        # What a schema cannot say (the model's length, fields that exclude each other) is refused too.
-        case.validate_response(response, excluded_checks=[positive_data_acceptance])
-
-    ask()
-    assert set(seen) <= {200, 400, 404}
-    if mode is GenerationMode.NEGATIVE:
-        assert seen[200] == 0
+    seen, contradictions = explore(address(at_rest), path, mode, COUNT // 20)
+    outcome = hostile.Outcome(explored={(path, mode): seen}, contradictions=contradictions)
+    assert hostile.compare(outcome) == []
+    assert seen.total() > COUNT / 40
 
 
 def test_clients_that_leave_at_random_moments_free_every_block(at_rest):
-    chance = random.Random(3)
-
     def aborted() -> float:
         labels = {"model_name": "tiny", "reason": "abort"}
         return value(scrape(at_rest), "kerf_requests_finished_total", **labels)
 
     before = aborted()
-    pool = concurrent.futures.ThreadPoolExecutor(20)
-    with pool:
-        seeds = [chance.random() for _ in range(COUNT // 20)]
-        moments = Counter(pool.map(lambda seed: leave(at_rest, random.Random(seed)), seeds))
+    moments = leave_all(address(at_rest), COUNT // 20)
     assert len(moments) > 3, moments
+    assert moments[REFUSED] == 0
     eventually(lambda: aborted() > before)
 
 
-def leave(http, chance: random.Random) -> str:
-    """Ask for something long and go away; says when."""
-    body = {
-        "model": "tiny",
-        "prompt": "a" * chance.choice([1, 30, 100]),
-        "n": chance.choice([1, 2, 3]),
-        "max_tokens": 80,
-        "ignore_eos": True,
-        "stream": chance.random() < 0.7,
-    }
-    payload = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    data = head + b"Content-Length: %d\r\n\r\n" % len(payload) + payload
-    moment = chance.choice(
-        ["in the head", "in the body", "at once", "later", "later", "while reading"]
-    )
-    with connect(http) as peer:
-        if chance.random() < 0.5:  # a reset instead of an orderly end
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if moment == "in the head":
-            peer.sendall(data[: chance.randrange(len(head))])
-        elif moment == "in the body":
-            peer.sendall(data[: -chance.randrange(1, len(payload))])
-        else:
-            peer.sendall(data)
-        if moment == "later":
-            time.sleep(chance.random() * 0.2)
-        elif moment == "while reading":
-            for _ in range(chance.randrange(1, 5)):
-                peer.recv(200)
-    return moment
+@pytest.fixture(scope="module")
+def outcome(uncompiled_server):
+    """The whole program, with few requests."""
+    pids = {"HTTP": uncompiled_server.process.pid, "engine": uncompiled_server.engine_pid}
+    url = address(uncompiled_server.http)
+    return hostile.run(url, lambda: pids, requests=60, examples=3, clients=20)
+
+
+def test_the_program_does_all_three_and_finds_nothing(outcome):
+    assert hostile.compare(outcome) == []
+    assert outcome.thrown.total() == 60
+    assert set(outcome.explored) == {(path, mode) for path in RIGHT for mode in MODES}
+    assert outcome.left.total() == 20
+
+
+def lose_the_engine(found):
+    found.crashes.append("the engine process is not the one of before")
+
+
+def hang(found):
+    found.thrown["deep", HANG] = 2
+
+
+def close(found):
+    found.explored["/v1/completions", "positive"] = Counter({CLOSED: 1})
+
+
+def fail(found):
+    found.thrown["noise", 500] = 1
+
+
+def accept_noise(found):
+    found.thrown["noise", 200] = 1
+
+
+def accept_what_is_forbidden(found):
+    found.explored["/v1/completions", "negative"] = Counter({200: 3})
+
+
+def contradict(found):
+    found.contradictions = ["a", "b"]
+
+
+def refuse_clients(found):
+    found.left[REFUSED] = 4
+
+
+def answer_otherwise(found):
+    found.same_answer = False
+
+
+def count_a_failure(found):
+    found.counted["http"][500] = 1
+
+
+def keep_a_block(found):
+    found.counted["used"] = 0.01
+
+
+def keep_a_request(found):
+    found.counted["alive"] = 1
+
+
+def compile_late(found):
+    found.counted["late"] = 1
+
+
+def nobody_leaves(found):
+    found.counted["ended"]["abort"] = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lose_the_engine, "the engine process is not"),
+        (hang, "2 requests without an answer in 20 s"),
+        (close, "1 requests whose connection was closed"),
+        (fail, "1 hostile requests (noise) answered with 500"),
+        (accept_noise, "1 hostile requests (noise) answered with 200"),
+        (accept_what_is_forbidden, "3 negative requests to /v1/completions answered with 200"),
+        (contradict, "2 answers against the document: a; b"),
+        (refuse_clients, "4 clients could not connect"),
+        (answer_otherwise, "answered differently"),
+        (count_a_failure, "1 answers of 5xx"),
+        (keep_a_block, "1.00% of the KV cache"),
+        (keep_a_request, "1 requests are running or waiting"),
+        (compile_late, "1 compilations or captures"),
+        (nobody_leaves, "no request was aborted"),
+    ],
+)
+def test_what_must_not_be_is_a_problem(outcome, damage, words):
+    damaged = copy.deepcopy(outcome)
+    damage(damaged)
+    [problem] = hostile.compare(damaged)
+    assert words in problem
+
+
+def test_after_a_crash_nothing_more_is_sent(uncompiled_server):
+    pids = iter([{"engine": 1}, {"engine": None}])
+    url = address(uncompiled_server.http)
+    found = hostile.run(url, lambda: next(pids), requests=1, examples=1, clients=1)
+    assert found.crashes == [
+        "the engine process is not the one of before, after 1 hostile requests"
+    ]
+    assert (found.thrown.total(), found.explored, found.left) == (1, {}, {})
+    row = list(hostile.table(hostile.to_record(found)))[-1]
+    assert row == "| 1 | 0 | 0 | unknown | unknown |"
+
+
+def test_the_record_becomes_a_section_of_the_readme(outcome):
+    record = hostile.to_record(outcome)
+    text = "\n".join(hostile.table(record))
+    assert "Problems: none." in text
+    assert "| hostile | 60 |" in text
+    aborted = record["results"]["aborted"]
+    assert f"| 0 | 0 | 20 | {aborted} | 0 |" in text
+    assert aborted > 0
+    assert sum(sum(row.values()) for row in record["results"]["hostileByKind"].values()) == 60
