@@ -121,7 +121,7 @@ def write_gguf(
     writer.add_vocab_size(config.vocab_size)
     writer.add_eos_token_id(2)
     for key, value in (extra or {}).items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+        _add(writer, key, value)
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -166,6 +166,17 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_uint32(key, value)
 
 
 @torch.inference_mode()

@@ -64,6 +64,35 @@ def test_a_folder_with_two_gguf_files_lists_them(tmp_path: Path) -> None:
         read_model_config(tmp_path)
 
 
+def test_a_shard_of_a_model_is_called_one(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "m-00001-of-00003.gguf",
+        make_llama(num_hidden_layers=1),
+        extra={"split.count": 3, "split.no": 0},
+    )
+    with pytest.raises(ModelError, match=r"one of 3 shards of a model\. .*merge them"):
+        read_model_config(path)
+
+
+def test_a_model_in_one_shard_is_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", make_llama(), extra={"split.count": 1})
+    assert read_model_config(path).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "merge them into one"),
+        (["m-Q4_0.gguf", "m-Q8_0-00001-of-00001.gguf"], "Give the path of one of them"),
+    ],
+)
+def test_a_folder_of_shards_says_to_merge_them(tmp_path: Path, names: list[str], hint: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=f"2 GGUF files: {names[0]}.*{hint}"):
+        read_model_config(tmp_path)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"not a \.gguf file"):

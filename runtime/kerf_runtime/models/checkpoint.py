@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kerf_runtime.errors import ModelError
+from kerf_runtime.models.gguf_file import MERGE_SHARDS, is_shard
 
 __all__ = ["Checkpoint", "find_checkpoint", "read_json"]
 
@@ -65,7 +66,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         raise ModelError(
             f"the folder holds {len(ggufs)} GGUF files: {', '.join(ggufs)}",
             where=str(path),
-            hint="Give the path of one of them",
+            hint=MERGE_SHARDS if all(map(is_shard, ggufs)) else "Give the path of one of them",
         )
     raise ModelError(
         f"no checkpoint in the folder; it holds {_listing(path)}",

@@ -12,6 +12,7 @@ padding to ``general.alignment``, tensor data.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +22,10 @@ from typing import Any
 
 from kerf_runtime.errors import ModelError
 
-__all__ = ["GgufFile", "GgufTensor", "read_gguf"]
+__all__ = ["MERGE_SHARDS", "GgufFile", "GgufTensor", "is_shard", "read_gguf"]
+
+MERGE_SHARDS = "A model in several GGUF files is not supported: merge them into one"
+"""What to do about shards."""
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -41,6 +45,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _MAX_DIMS = 8
+_SHARD_NAME = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,16 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file with this name is one of several that make a model: ``NAME-00001-of-00003.gguf``."""
+    return _SHARD_NAME.search(name) is not None
+
+
 def read_gguf(path: Path) -> GgufFile:
     """The header of a GGUF file, with the promise that all tensor data is inside the file.
 
     Raises:
-        ModelError: unreadable, not GGUF, a version or tensor type we cannot read, or truncated.
+        ModelError: unreadable, not GGUF, a version or tensor type we cannot read, a shard, or truncated.
     """
     try:
         status = path.stat()
@@ -171,6 +181,12 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GgufFile:
         key = cursor.string()
         cursor.part = f"the metadata (key {key})"
         metadata[key] = cursor.value(cursor.scalar(_U32))
+
+    shards = metadata.get("split.count", 1)
+    if shards not in (0, 1):
+        raise ModelError(
+            f"the file is one of {shards} shards of a model", where=str(path), hint=MERGE_SHARDS
+        )
 
     cursor.part = "the list of tensors"
     described = []

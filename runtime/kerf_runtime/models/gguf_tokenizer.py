@@ -1,6 +1,6 @@
-"""Rebuilds a byte-level BPE tokenizer from GGUF metadata.  No torch.
+"""Rebuilds a tokenizer from GGUF metadata: byte-level BPE here, SentencePiece beside it.  No torch.
 
-GGUF stores the vocabulary, the merges and, instead of the rules that cut text into words before
+Of byte-level BPE GGUF stores the vocabulary, the merges and, instead of the rules that cut text into words before
 merging, only a name for them (``tokenizer.ggml.pre``).  ``_PRE_TOKENIZERS`` says what each name means;
 an unknown name is an error, because guessing would give wrong tokens without a sign of it.
 """
@@ -22,6 +22,7 @@ from tokenizers import (
 )
 
 from kerf_runtime.errors import ModelError
+from kerf_runtime.models.gguf_sentencepiece import sentencepiece_from_gguf
 
 __all__ = ["tokenizer_from_gguf"]
 
@@ -85,19 +86,38 @@ def tokenizer_from_gguf(metadata: dict[str, Any], *, where: str) -> Tokenizer:
         ModelError: no vocabulary, or a kind of tokenizer that is not supported.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind == "gpt2":
+        pre = _pre_tokenizer_name(metadata, tuple(_PRE_TOKENIZERS), where)
+        tokenizer = _byte_level(metadata, pre, where)
+        default_bos = pre in _WHOLE_WORDS_FIRST
+    elif kind == "llama":
+        _pre_tokenizer_name(metadata, ("default",), where)
+        tokenizer = sentencepiece_from_gguf(metadata, where=where)
+        default_bos = True
+    else:
         raise ModelError(
             f"tokenizer model {kind!r} is not supported",
             where=f"{where}: tokenizer.ggml.model",
-            hint="Supported: gpt2 (byte-level BPE). Use the safetensors checkpoint instead",
+            hint="Supported: gpt2 (byte-level BPE), llama (SentencePiece BPE). "
+            "Use the safetensors checkpoint instead",
         )
-    pre = metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if pre not in _PRE_TOKENIZERS:
+    _add_edges(tokenizer, metadata, default_bos=default_bos)
+    return tokenizer
+
+
+def _pre_tokenizer_name(metadata: dict[str, Any], supported: tuple[str, ...], where: str) -> str:
+    """How the file names its rules for cutting a text into words; the first if it does not."""
+    pre: str = metadata.get("tokenizer.ggml.pre", supported[0])
+    if pre not in supported:
         raise ModelError(
             f"pre-tokenizer {pre!r} is not supported",
             where=f"{where}: tokenizer.ggml.pre",
-            hint=f"Supported: {', '.join(_PRE_TOKENIZERS)}",
+            hint=f"Supported: {', '.join(supported)}",
         )
+    return pre
+
+
+def _byte_level(metadata: dict[str, Any], pre: str, where: str) -> Tokenizer:
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
     if not tokens or merges is None:
         raise ModelError("the file has no vocabulary", where=f"{where}: tokenizer.ggml.tokens")
@@ -128,14 +148,12 @@ def tokenizer_from_gguf(metadata: dict[str, Any], *, where: str) -> Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(token, normalized=False) for token, of in added if of == _USER_DEFINED]
     )
-    _add_edges(tokenizer, metadata, tokens, default_bos=pre in _WHOLE_WORDS_FIRST)
     return tokenizer
 
 
-def _add_edges(
-    tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str], *, default_bos: bool
-) -> None:
+def _add_edges(tokenizer: Tokenizer, metadata: dict[str, Any], *, default_bos: bool) -> None:
     """Add the first and last token that the model expects around a text."""
+    tokens = metadata["tokenizer.ggml.tokens"]
 
     def edge(name: str, wanted: bool) -> tuple[str, int] | None:
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")

@@ -10,6 +10,7 @@ from kerf_runtime.errors import SourceError
 from kerf_runtime.models.download.selection import select
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+GGUF_SHARDS = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 INDEX = "model.safetensors.index.json"
 
 
@@ -48,6 +49,10 @@ def test_what_the_loader_reads_is_wanted(names: list[str], wanted: list[str]) ->
     assert select(names, path=None, where="hub") == wanted
 
 
+def test_a_gguf_file_in_one_shard_is_wanted() -> None:
+    assert select(["m-00001-of-00001.gguf"], path=None, where="hub") == ["m-00001-of-00001.gguf"]
+
+
 def test_a_gguf_file_that_is_named_is_all_that_is_wanted() -> None:
     names = ["a.gguf", "b.gguf", "config.json", "model.safetensors"]
     assert select(names, path="b.gguf", where="hub") == ["b.gguf"]
@@ -60,6 +65,9 @@ def test_a_gguf_file_that_is_named_is_all_that_is_wanted() -> None:
         ([], "small", "there is nothing at small"),
         (["config.json"], "config.json", "config.json is not a .gguf file"),
         (["a.gguf", "b.gguf"], None, "there are 2 GGUF files: a.gguf, b.gguf"),
+        (["a.gguf", "b.gguf"], None, "Set path to one of them"),
+        (GGUF_SHARDS, None, "merge them into one"),
+        (GGUF_SHARDS, GGUF_SHARDS[0], "m-00001-of-00002.gguf is one of several shards"),
         (["model.safetensors"], None, "there are weights but no config.json"),
         (["config.json", "pytorch_model.bin"], None, "found config.json, pytorch_model.bin"),
         ([f"{n:02}.txt" for n in range(12)], None, "07.txt and 4 more"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from kerf_runtime.errors import SourceError
+from kerf_runtime.models.gguf_file import MERGE_SHARDS, is_shard
 
 __all__ = ["select"]
 
@@ -34,6 +35,10 @@ def select(names: Sequence[str], *, path: str | None, where: str) -> list[str]:
             hint="Correct the path: it is a folder or a .gguf file",
         )
     if path is not None and path in names:
+        if is_shard(path):
+            raise SourceError(
+                f"{path} is one of several shards of a model", where=where, hint=MERGE_SHARDS
+            )
         if path.endswith(".gguf"):
             return [path]
         raise SourceError(f"{path} is not a .gguf file", where=where, hint=_HINT)
@@ -51,7 +56,7 @@ def select(names: Sequence[str], *, path: str | None, where: str) -> list[str]:
         raise SourceError(
             f"there are {len(ggufs)} GGUF files: {_listing(ggufs)}",
             where=where,
-            hint="Set path to one of them",
+            hint=MERGE_SHARDS if all(map(is_shard, ggufs)) else "Set path to one of them",
         )
     raise SourceError(f"there is no checkpoint; found {_listing(wanted)}", where=where, hint=_HINT)
 
