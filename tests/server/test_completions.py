@@ -107,6 +107,17 @@ def test_no_stop_string_ends_an_answer_below_min_tokens(serve, per_step):
     assert body["choices"][0]["text"] == "one two"
 
 
+@pytest.mark.parametrize("per_step", [1, 2, 20])
+def test_a_stop_string_may_begin_below_min_tokens(serve, per_step):
+    http = serve(FakeClient(reply=lambda r: "123ab678", per_step=per_step).make_ready())
+    for min_tokens, text in ((4, "123"), (5, "123"), (6, "123ab678")):
+        fields = {"stop": ["ab"], "max_tokens": 30, "min_tokens": min_tokens}
+        [choice] = ask(http, **fields).json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+        streamed = events(ask(http, **fields, stream=True))
+        assert "".join(e["choices"][0]["text"] for e in streamed) == text
+
+
 def test_answers_to_several_prompts_come_prompt_by_prompt(serve):
     client = FakeClient(reply=lambda r: chr(r.prompt_token_ids[0])).make_ready()
     body = ask(serve(client), prompt=["a", "b"], n=2, seed=1).json()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from itertools import pairwise
 
 import pytest
 
-from kerf_runtime.server import turns
+from kerf_runtime.server import lifecycle, turns
 from kerf_runtime.server.turns import in_turns
 
 
@@ -88,3 +89,20 @@ def test_work_that_fails_or_is_given_up_leaves_the_turns_to_others():
         return await in_turns(range(3))
 
     assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_a_server_has_its_cycles_collected_rarely(monkeypatch):
+    class StoppedHereError(Exception):
+        pass
+
+    def stop_here(*ignored):
+        raise StoppedHereError
+
+    before = gc.get_threshold()
+    monkeypatch.setattr(lifecycle, "create_app", stop_here)
+    try:
+        with pytest.raises(StoppedHereError):
+            asyncio.run(lifecycle.serve(None, None, None, None))
+        assert gc.get_threshold()[0] >= 50_000
+    finally:
+        gc.set_threshold(*before)

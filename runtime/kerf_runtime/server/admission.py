@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kerf_runtime.engine.messages import AddRequest, Started
 from kerf_runtime.errors import EngineError, KerfError, OverloadedError, RequestError
@@ -21,6 +21,7 @@ from kerf_runtime.server.schema import (
     check_text,
 )
 from kerf_runtime.server.state import ChatTokenizer, ServerState
+from kerf_runtime.server.turns import in_turns
 from kerf_runtime.server.unsupported import check_extra_fields
 
 __all__ = ["Admitted", "admit_chat", "admit_completion", "slot"]
@@ -71,13 +72,13 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
             token_lists.append(_check_tokens(prompt, started.vocab_size, where="prompt"))
     limit = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     explicit = body.max_tokens is not None
-    echoes = None
-    if body.echo:
-        pairs = zip(prompts, token_lists, strict=True)
-        echoes = [p if isinstance(p, str) else tokenizer.decode(t) for p, t in pairs]
-    return _admitted(
-        "cmpl", body, started, token_lists, limit=limit, explicit=explicit, echoes=echoes
-    )
+    admitted = _admitted("cmpl", body, started, token_lists, limit=limit, explicit=explicit)
+    if not body.echo:
+        return admitted
+    pairs = zip(prompts, token_lists, strict=True)
+    texts = await in_turns(p if isinstance(p, str) else tokenizer.decode(t) for p, t in pairs)
+    echoes = tuple(text for text in texts for _ in range(admitted.choices))
+    return replace(admitted, echoes=echoes)
 
 
 async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
@@ -205,7 +206,6 @@ def _admitted(
     *,
     limit: int,
     explicit: bool,
-    echoes: list[str] | None = None,
 ) -> Admitted:
     where = "messages" if prefix == "chatcmpl" else "prompt"
     stops = body.stops()
@@ -238,7 +238,7 @@ def _admitted(
         stops=tuple(stops),
         choices=choices,
         prompt_tokens=sum(map(len, prompts)),
-        echoes=tuple(text for text in echoes or [""] * len(prompts) for _ in range(choices)),
+        echoes=("",) * len(requests),
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from kerf_runtime.server.admission import Admitted, admit_chat
 from kerf_runtime.server.completions import collect_all, usage
@@ -16,7 +16,7 @@ from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_CHAT
 from kerf_runtime.server.generation import Answer, Piece
 from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
-from kerf_runtime.server.responses import DONE, event
+from kerf_runtime.server.responses import DONE, answer_response, event
 from kerf_runtime.server.schema import ChatRequest
 from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
 
@@ -38,15 +38,22 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
                 return EventStream(
                     _events(context, admitted, body, running), holding=stack.pop_all()
                 )
-            answers = await unless_disconnected(request, collect_all(running))
+            whole = await unless_disconnected(request, _whole(context, admitted, body, running))
+    return answer_response({**_head(admitted, body.model, "chat.completion"), **whole})
+
+
+async def _whole(
+    context: ServerContext,
+    admitted: Admitted,
+    body: ChatRequest,
+    running: list[AsyncGenerator[Piece, None]],
+) -> dict[str, Any]:
+    answers = await collect_all(running)
     texts = context.token_texts if body.logprobs else None
-    return JSONResponse(
-        {
-            **_head(admitted, body.model, "chat.completion"),
-            "choices": [_choice(index, answer, texts) for index, answer in enumerate(answers)],
-            "usage": usage(admitted, answers),
-        }
-    )
+    return {
+        "choices": [await _choice(index, answer, texts) for index, answer in enumerate(answers)],
+        "usage": usage(admitted, answers),
+    }
 
 
 async def _events(
@@ -66,7 +73,9 @@ async def _events(
                 yield _chunk(head, index, {"role": "assistant", "content": ""})
             told[index] = piece
             if piece.text or piece.entries:
-                logprobs = chat_logprobs(piece.entries, texts) if texts and piece.entries else None
+                logprobs = None
+                if texts is not None and piece.entries:
+                    logprobs = await chat_logprobs(piece.entries, texts)
                 yield _chunk(head, index, {"content": piece.text}, logprobs=logprobs)
             if piece.finish_reason is not None:
                 yield _chunk(head, index, {}, finish_reason=piece.finish_reason)
@@ -79,11 +88,11 @@ def _head(admitted: Admitted, model: str, kind: str) -> dict[str, Any]:
     return {"id": admitted.id, "object": kind, "created": int(time.time()), "model": model}
 
 
-def _choice(index: int, answer: Answer, texts: TokenTexts | None) -> dict[str, Any]:
+async def _choice(index: int, answer: Answer, texts: TokenTexts | None) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": None if texts is None else chat_logprobs(answer.entries, texts),
+        "logprobs": None if texts is None else await chat_logprobs(answer.entries, texts),
         "finish_reason": answer.finish_reason,
     }
 

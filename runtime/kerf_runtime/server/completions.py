@@ -9,14 +9,14 @@ from contextlib import ExitStack, aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from kerf_runtime.server.admission import Admitted, admit_completion
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_COMPLETIONS
 from kerf_runtime.server.generation import Answer, Piece, collect
 from kerf_runtime.server.logprobs import completion_logprobs
-from kerf_runtime.server.responses import DONE, event
+from kerf_runtime.server.responses import DONE, answer_response, event
 from kerf_runtime.server.schema import CompletionRequest
 from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
 
@@ -38,17 +38,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
                 return EventStream(
                     _events(context, admitted, body, running), holding=stack.pop_all()
                 )
-            answers = await unless_disconnected(request, collect_all(running))
-    wire = _Wire(context, admitted, body)
-    return JSONResponse(
-        {
-            **_head(admitted, body.model),
-            "choices": [
-                wire.choice(index, answer, first=True) for index, answer in enumerate(answers)
-            ],
-            "usage": usage(admitted, answers),
-        }
-    )
+            whole = await unless_disconnected(request, _whole(context, admitted, body, running))
+    return answer_response({**_head(admitted, body.model), **whole})
 
 
 def usage(admitted: Admitted, answers: Sequence[Answer | Piece]) -> dict[str, Any]:
@@ -85,6 +76,20 @@ async def collect_all(answers: list[AsyncGenerator[Piece, None]]) -> list[Answer
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _whole(
+    context: ServerContext,
+    admitted: Admitted,
+    body: CompletionRequest,
+    running: list[AsyncGenerator[Piece, None]],
+) -> dict[str, Any]:
+    answers = await collect_all(running)
+    wire = _Wire(context, admitted, body)
+    return {
+        "choices": [await wire.choice(i, answer, first=True) for i, answer in enumerate(answers)],
+        "usage": usage(admitted, answers),
+    }
+
+
 async def _events(
     context: ServerContext,
     admitted: Admitted,
@@ -100,7 +105,7 @@ async def _events(
         async for index, piece in pieces:
             first = told[index].tokens == 0
             told[index] = piece
-            yield event({**head, "choices": [wire.choice(index, piece, first=first)]})
+            yield event({**head, "choices": [await wire.choice(index, piece, first=first)]})
     if body.wants_stream_usage:
         yield event({**head, "choices": [], "usage": usage(admitted, told)})
     yield DONE
@@ -122,14 +127,14 @@ class _Wire:
         self._texts = None if body.logprobs is None else context.token_texts
         self._echoes = admitted.echoes
 
-    def choice(self, index: int, part: Answer | Piece, *, first: bool) -> dict[str, Any]:
+    async def choice(self, index: int, part: Answer | Piece, *, first: bool) -> dict[str, Any]:
         """The choice at ``index``; ``first`` says that nothing of it was told before."""
         echo = self._echoes[index]
         logprobs = None
         if self._texts is not None and (part.prompt or part.entries or isinstance(part, Answer)):
-            own = completion_logprobs(part.entries, self._texts, before=len(echo))
-            prompt = completion_logprobs(part.prompt, self._texts)
-            logprobs = {name: prompt[name] + own[name] for name in own}
+            logprobs = await completion_logprobs(
+                part.prompt, part.entries, self._texts, before=len(echo)
+            )
         return {
             "index": index,
             "text": echo + part.text if first else part.text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from fastapi import Request
@@ -67,9 +68,9 @@ class ServerContext:
                 for _ in range(unfinished):  # the client left before the first piece was asked for
                     self.metrics.finished("abort")
 
-    @property
+    @cached_property
     def token_texts(self) -> TokenTexts:
-        """Single tokens as text."""
+        """Single tokens as text; what was decoded for one request is known to the next."""
         assert self.state.tokenizer is not None  # as above
         return TokenTexts(self.state.tokenizer)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from kerf_runtime.server.detokenize import IncrementalDecoder, StopMatcher
 from kerf_runtime.server.logprobs import TokenEntry
 from kerf_runtime.server.responses import TimedOutError
 from kerf_runtime.server.state import ChatTokenizer, Client
+from kerf_runtime.server.turns import in_turns
 
 __all__ = ["Answer", "Piece", "collect", "generate"]
 
@@ -79,7 +81,7 @@ async def generate(
         async with aclosing(outputs), aclosing(timed):
             async for output in timed:
                 clock.tokens(len(output.token_ids))
-                piece = text.push(output)
+                piece = await text.push(output)
                 if piece.finish_reason in ("stop", "length"):
                     reason = piece.finish_reason
                     yield piece
@@ -154,11 +156,11 @@ class _Text:
         self._matcher = StopMatcher(stops)
         self._decoded = 0
         self._shown = 0
-        self._held: list[TokenEntry] = []
+        self._held: deque[TokenEntry] = deque()
         self._cached_tokens = 0
         self.tokens = 0
 
-    def push(self, output: TokenOutput) -> Piece:
+    async def push(self, output: TokenOutput) -> Piece:
         """What these tokens add; with the engine's reason, or ``stop`` if a stop string was found."""
         text = ""
         reason = output.finish_reason
@@ -177,37 +179,36 @@ class _Text:
         elif reason is not None:
             text += self._matcher.flush()
         self._shown += len(text)
-        prompt = () if output.prompt_logprobs is None else self._of_prompt(output.prompt_logprobs)
         entries = self._take(reason)
-        return Piece(text, self.tokens, reason, entries, prompt, self._cached_tokens)
+        prompt: list[TokenEntry] = []
+        if output.prompt_logprobs is not None:
+            prompt = await in_turns(self._of_prompt(output.prompt_logprobs))
+        return Piece(text, self.tokens, reason, entries, tuple(prompt), self._cached_tokens)
 
-    def _of_prompt(self, found: list[TokenLogprobs | None]) -> tuple[TokenEntry, ...]:
+    def _of_prompt(self, found: list[TokenLogprobs | None]) -> Iterator[TokenEntry]:
         """The entries of the prompt, whose text is in front of the answer's."""
-        decoder, entries, offset = IncrementalDecoder(self._tokenizer.decode), [], 0
+        decoder, offset = IncrementalDecoder(self._tokenizer.decode), 0
         for token, entry in zip(self._request.prompt_token_ids, found, strict=True):
             logprob, top = (None, []) if entry is None else (entry.logprob, entry.top)
-            entries.append(TokenEntry(token, offset, logprob, top))
+            yield TokenEntry(token, offset, logprob, top)
             offset += len(decoder.push([token]))
-        return tuple(entries)
 
     def _match(self, text: str) -> str:
         self._decoded += len(text)
-        # Stop strings, too, may not end an answer that is too short.
-        too_short = self.tokens < self._request.params.min_tokens
-        return text if too_short else self._matcher.push(text)
+        # Stop strings, too, may not end an answer that is too short; they may begin in it.
+        long_enough = self.tokens >= self._request.params.min_tokens
+        return self._matcher.push(text, may_stop=long_enough)
 
     def _take(self, reason: str | None) -> tuple[TokenEntry, ...]:
         """The entries to tell now."""
-        if not self._held:
-            return ()
-        if reason is not None and not self._matcher.stopped:
+        over = reason is not None and not self._matcher.stopped
+        if over and reason == "stop" and self._held:
             last = self._held[-1]
-            if reason == "stop" and not self._tokenizer.decode([last.token_id]):
+            if not self._tokenizer.decode([last.token_id]):
                 self._held.pop()
-            ready = len(self._held)
-        else:
-            ready = sum(entry.offset < self._shown for entry in self._held)
-        told, self._held = self._held[:ready], self._held[ready:]
+        told = []
+        while self._held and (over or self._held[0].offset < self._shown):
+            told.append(self._held.popleft())
         return tuple(told)
 
 

@@ -29,6 +29,7 @@ from kerf_runtime.errors import ConfigError, EngineError, KerfError
 from kerf_runtime.server.app import create_app
 from kerf_runtime.server.connection import http_config, raise_file_limit, watch_peers
 from kerf_runtime.server.state import ChatTokenizer, Client, ServerSettings, ServerState
+from kerf_runtime.server.turns import collect_rarely
 
 __all__ = ["ManagedClient", "bind", "serve", "termination_log_path", "write_termination_log"]
 
@@ -103,6 +104,7 @@ async def serve(
         KerfError: the engine or the tokenizer failed.
     """
     raise_file_limit()
+    collect_rarely()
     app = create_app(client, None, settings)
     state: ServerState = app.state.kerf.state
     server = _Server(http_config(app))

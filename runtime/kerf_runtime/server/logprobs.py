@@ -3,26 +3,34 @@
 A token need not be text: characters may span several tokens, and tokenizers drop the space that a word
 starts with when it stands alone.  ``TokenTexts`` undoes both where the tokenizer's own name of the token
 allows it.
+
+An answer that echoes long prompts has millions of log probabilities.  They are encoded in blocks, between which
+the event loop serves others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from kerf_runtime.server.state import ChatTokenizer
+from kerf_runtime.server.turns import in_turns
 
 __all__ = ["TokenEntry", "TokenTexts", "chat_logprobs", "completion_logprobs"]
 
+_BLOCK = 64
+"""Tokens that are encoded at a time: with 20 alternatives each about a millisecond."""
 _REPLACEMENT = "\ufffd"
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "\u2581"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenEntry:
     """One token of an answer, or of the prompt that the answer begins with.
 
@@ -40,17 +48,19 @@ class TokenEntry:
 
 
 class TokenTexts:
-    """Single tokens of one tokenizer as text and as bytes."""
+    """Single tokens of one tokenizer as text and as bytes.
+
+    A token that stands alone always has the same text, so that it is decoded once and kept: at most the
+    vocabulary, about 200 bytes a token.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, bytes | None]] = {}
 
     def text(self, token_id: int) -> str:
         """The token's text; ``bytes:\\xNN`` if it is a part of a character."""
-        text, data = self._describe(token_id)
-        if _REPLACEMENT in text and data is not None:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        return text
+        return self._describe(token_id)[0]
 
     def utf8(self, token_id: int) -> list[int] | None:
         """The token's bytes in UTF-8; None if they cannot be told."""
@@ -58,20 +68,29 @@ class TokenTexts:
         return None if data is None else list(data)
 
     def _describe(self, token_id: int) -> tuple[str, bytes | None]:
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._decode(token_id)
+        return known
+
+    def _decode(self, token_id: int) -> tuple[str, bytes | None]:
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         name = self._tokenizer.token_name(token_id)
         if _REPLACEMENT in text:
             data = None if name is None else _bytes_of_name(name)
             if data is None:
                 return text, None
-            return data.decode("utf-8", errors="replace"), data
+            text = data.decode("utf-8", errors="replace")
+            if _REPLACEMENT in text:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            return text, data
         if name is not None and name.startswith(_WORD_START) and not text.startswith(" "):
             text = f" {text}"
         return text, text.encode()
 
 
-def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
-    """The ``logprobs`` of a chat choice."""
+async def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str, Any]:
+    """The ``logprobs`` of a chat choice, to be encoded by ``msgspec``."""
 
     def token(token_id: int, logprob: float | None) -> dict[str, Any]:
         return {
@@ -80,17 +99,34 @@ def chat_logprobs(entries: Sequence[TokenEntry], texts: TokenTexts) -> dict[str,
             "bytes": texts.utf8(token_id),
         }
 
-    content = [
-        {**token(e.token_id, e.logprob), "top_logprobs": [token(*pair) for pair in e.top]}
-        for e in entries
-    ]
-    return {"content": content, "refusal": None}
+    def content(block: Sequence[TokenEntry]) -> dict[str, list[Any]]:
+        return {
+            "content": [
+                {**token(e.token_id, e.logprob), "top_logprobs": [token(*pair) for pair in e.top]}
+                for e in block
+            ]
+        }
+
+    return {**await _encoded(map(content, _blocks(entries)), ["content"]), "refusal": None}
 
 
-def completion_logprobs(
-    entries: Sequence[TokenEntry], texts: TokenTexts, *, before: int = 0
+async def completion_logprobs(
+    prompt: Sequence[TokenEntry], own: Sequence[TokenEntry], texts: TokenTexts, *, before: int = 0
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a completions choice; ``before`` characters of text precede the entries' own."""
+    """The ``logprobs`` of a completions choice, to be encoded by ``msgspec``.
+
+    Args:
+        prompt: tokens of the prompt, if they are told too.
+        own: tokens of the answer.
+        texts: of their tokenizer.
+        before: characters of the answer in front of its own tokens.
+    """
+    parts = ((prompt, 0), (own, before))
+    rows = (_rows(block, texts, start) for part, start in parts for block in _blocks(part))
+    return await _encoded(rows, ["tokens", "token_logprobs", "top_logprobs", "text_offset"])
+
+
+def _rows(entries: Sequence[TokenEntry], texts: TokenTexts, before: int) -> dict[str, list[Any]]:
     top: list[dict[str, float] | None] = []
     for entry in entries:
         if entry.logprob is None:
@@ -107,6 +143,23 @@ def completion_logprobs(
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": top,
         "text_offset": [before + entry.offset for entry in entries],
+    }
+
+
+def _blocks(entries: Sequence[TokenEntry]) -> Iterator[Sequence[TokenEntry]]:
+    return (entries[at : at + _BLOCK] for at in range(0, len(entries), _BLOCK))
+
+
+async def _encoded(
+    blocks: Iterable[dict[str, list[Any]]], columns: Sequence[str]
+) -> dict[str, msgspec.Raw]:
+    """Columns that come in blocks, each as one array of JSON."""
+    rows = await in_turns(
+        [msgspec.json.encode(block[name])[1:-1] for name in columns] for block in blocks
+    )
+    return {
+        name: msgspec.Raw(b"[%b]" % b",".join(row[at] for row in rows))
+        for at, name in enumerate(columns)
     }
 
 

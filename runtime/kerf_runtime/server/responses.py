@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from kerf_runtime.errors import EngineError, KerfError, OverloadedError, RequestError
@@ -21,6 +21,7 @@ __all__ = [
     "UnauthorizedError",
     "UnavailableError",
     "UnknownModelError",
+    "answer_response",
     "error_body",
     "error_response",
     "event",
@@ -156,6 +157,11 @@ async def handle_http_exception(request: Request, error: Exception) -> JSONRespo
         status_code=status,
         headers=dict(error.headers or {}),
     )
+
+
+def answer_response(body: dict[str, Any]) -> Response:
+    """A whole answer; parts of it may have been encoded before (``msgspec.Raw``)."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def event(body: dict[str, Any]) -> bytes:
