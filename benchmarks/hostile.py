@@ -60,6 +60,7 @@ class Outcome:
     left: Counter[str] = field(default_factory=Counter)
     """Clients by the moment they left."""
     crashes: list[str] = field(default_factory=list)
+    """Processes that ended, or that no longer answer."""
     same_answer: bool = True
     counted: dict[str, Any] = field(default_factory=dict)
     """Of the server, see ``soak_counters``."""
@@ -109,8 +110,11 @@ def run(
             break
     outcome.seconds = time.monotonic() - began
     if not outcome.crashes:
-        outcome.counted = difference(before, settled(url))
-        outcome.same_answer = _right_answer(url) == answer
+        try:
+            outcome.counted = difference(before, settled(url))
+            outcome.same_answer = _right_answer(url) == answer
+        except httpx.HTTPError as error:
+            outcome.crashes.append(f"the server answers no right request afterwards: {error!r}")
     return outcome
 
 

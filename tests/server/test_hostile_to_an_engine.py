@@ -10,6 +10,7 @@ import copy
 import os
 from collections import Counter
 
+import httpx
 import pytest
 from benchmarks.hostile_clients import (
     CLOSED,
@@ -202,6 +203,23 @@ def test_after_a_crash_nothing_more_is_sent(uncompiled_server):
     assert (found.thrown.total(), found.explored, found.left) == (1, {}, {})
     row = list(hostile.table(hostile.to_record(found)))[-1]
     assert row == "| 1 | 0 | 0 | unknown | unknown |"
+
+
+def test_a_server_that_is_deaf_afterwards_is_a_crash(uncompiled_server, monkeypatch):
+    def throw_and_deafen(url, cases):
+        monkeypatch.setattr(hostile, "settled", refuse)
+        return [400] * len(cases)
+
+    def refuse(url):
+        raise httpx.ReadTimeout("timed out")
+
+    monkeypatch.setattr(hostile, "throw", throw_and_deafen)
+    monkeypatch.setattr(hostile, "explore", lambda *_, **__: (Counter(), []))
+    monkeypatch.setattr(hostile, "leave_all", lambda *_: Counter())
+    url = address(uncompiled_server.http)
+    found = hostile.run(url, dict, requests=1, examples=0, clients=0)
+    [problem] = hostile.compare(found)
+    assert problem == "the server answers no right request afterwards: ReadTimeout('timed out')"
 
 
 def test_the_record_becomes_a_section_of_the_readme(outcome):
