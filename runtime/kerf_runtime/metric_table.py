@@ -83,7 +83,8 @@ _TABLE = (
     MetricSpec("kerf_cudagraph_capture_delay_seconds", "gauge",
                "Longest time that a progressive capture took between two steps."),
     MetricSpec("kerf_cudagraph_dropped_graphs", "gauge",
-               "Batch descriptors that were captured and dropped again.", ("mode", "reason")),
+               "Batch descriptors that were given up, for memory or because capturing failed.",
+               ("mode", "reason")),
     # steps
     MetricSpec("kerf_dispatch", "counter",
                "Steps by the mode they ran in, the captured size (0 without a graph) and why.",

@@ -27,6 +27,8 @@ class ConfigReason(StrEnum):
     MISSING_DEPENDENCY = "MissingDependency"
     MEMORY_BUDGET = "MemoryBudget"
     CAPTURE_DELAY_LIMIT = "CaptureDelayLimit"
+    CAPTURE_FAILED = "CaptureFailed"
+    CAPTURE_OUT_OF_MEMORY = "CaptureOutOfMemory"
 
 
 class CacheReason(StrEnum):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerf_operator.api.status import GraphReason
 from kerf_runtime.config import CUDAGraphMode
-from kerf_runtime.cudagraph.budget import budget_changes, fit_budget
+from kerf_runtime.cudagraph.budget import expected_hits, fit_budget
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -71,50 +68,17 @@ def test_a_graph_without_bytes_of_its_own_is_not_worth_dropping():
     assert decision.kept_bytes == 0
 
 
-def test_changes_name_the_graphs_before_and_after_and_the_budget():
-    measured = {pieces(8): 80, pieces(4): 40, full(8): 80, full(4): 40}
-    decision = fit_budget(measured, 100)
-    [change] = budget_changes(
-        CUDAGraphMode.FULL_AND_PIECEWISE, decision.kept, decision.dropped, 100
-    )
-    assert change.field == "captureSizes"
-    assert (change.requested, change.effective) == ("4 graphs", "2 graphs")
-    assert change.reason == "MemoryBudget"
-    assert change.message == (
-        "graphMemoryBudget is 100 bytes; dropped FULL decode 8, PIECEWISE mixed 8; "
-        "kept FULL decode 4, PIECEWISE mixed 4"
-    )
+def test_small_batches_are_expected_more_often_and_every_doubling_equally_often():
+    hits = expected_hits([full(64), full(32), full(16), pieces(32), pieces(2)])
+    assert hits[full(64)] == pytest.approx(hits[full(32)], rel=0.05)
+    # A batch runs in the smallest graph of its kind: up to 16 decodes in the one, 3 to 32 mixed tokens in the other.
+    assert hits[full(16)] == sum(1 / n for n in range(1, 17))
+    assert hits[pieces(32)] == sum(1 / n for n in range(3, 33))
+    assert hits[pieces(2)] == 1.5
 
 
-def test_the_longest_change_fits_the_status_of_a_model_deployment():
-    measured = {kind(size): 1 for kind in (full, pieces) for size in range(65536 - 256, 65536)}
-    gone = fit_budget(measured, 0).dropped
-    for change in budget_changes(FULL, [], gone, 10**15):
-        GraphReason.model_validate(asdict(change))
-
-
-def test_when_nothing_is_left_the_mode_is_none():
-    decision = fit_budget({full(8): 80}, 0)
-    sizes, mode = budget_changes(FULL, decision.kept, decision.dropped, 0)
-    assert (sizes.requested, sizes.effective) == ("1 graphs", "0 graphs")
-    assert sizes.message == "graphMemoryBudget is 0 bytes; dropped FULL decode 8; kept none"
-    assert (mode.field, mode.requested, mode.effective) == ("cudagraphMode", "FULL", "NONE")
-    assert mode.reason == "MemoryBudget"
-
-
-@pytest.mark.parametrize("budget", [80, 1000])
-def test_without_drops_nothing_changes(budget):
-    decision = fit_budget({full(8): 80}, budget)
-    assert budget_changes(FULL, decision.kept, decision.dropped, budget) == ()
-    assert decision.dropped == ()
-
-
-def test_a_dropped_graph_is_shown_with_its_reason():
-    [graph] = fit_budget({full(8): 80}, 0).dropped
-    assert graph.to_json() == {
-        "mode": "FULL",
-        "num_tokens": 8,
-        "uniform_decode": True,
-        "bytes": 80,
-        "reason": "MemoryBudget",
-    }
+def test_of_graphs_of_equal_bytes_one_for_batches_that_seldom_come_goes_first():
+    ladder = [full(size) for size in (1, 2, 4, 8, 16, 24, 32, 40)]
+    measured = dict.fromkeys(ladder, 100)
+    decision = fit_budget(measured, 500, expected_hits=expected_hits(ladder))
+    assert [graph.key for graph in decision.dropped] == [full(40), full(32), full(24)]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor
 from kerf_runtime.cudagraph.dispatcher import capture_plan
-from kerf_runtime.cudagraph.progressive import UnitSeconds, first_graphs, next_graph
+from kerf_runtime.cudagraph.progressive import (
+    Pending,
+    UnitSeconds,
+    delay_change,
+    first_graphs,
+    next_graph,
+)
 
-FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 SIZES = (1, 2, 4, *range(8, 97, 8))
 PLAN = capture_plan(CUDAGraphMode.FULL_AND_PIECEWISE, SIZES, 48)
 
@@ -76,12 +84,78 @@ def test_in_the_end_everything_is_captured():
     assert sorted(captured) == sorted(PLAN)
 
 
-def test_the_median_unit_is_what_the_next_is_expected_to_take():
+def decode(size, mode=FULL):
+    return mode, BatchDescriptor(size, True)
+
+
+def test_a_unit_is_expected_to_take_what_the_last_one_of_at_least_its_size_took():
     seconds = UnitSeconds()
-    assert seconds.expected(FULL) == 0
-    seconds.add(FULL, 9.0)  # loads what no other one has to
-    assert seconds.expected(FULL) == 0
-    for took in (0.5, 20.0, 1.0):
-        seconds.add(FULL, took)
-    assert seconds.expected(FULL) == 1.0
-    assert seconds.expected(PIECEWISE) == 0
+    assert seconds.expected(decode(8)) == inf
+    for size, took in ((48, 4.0), (16, 2.0)):
+        seconds.add(decode(size), took)
+    assert [seconds.expected(decode(size)) for size in (8, 16, 24, 48, 49)] == [2, 2, 4, 4, inf]
+    seconds.add(decode(48), 3.0)
+    assert [seconds.expected(decode(size)) for size in (8, 16, 24, 48, 49)] == [3, 3, 3, 3, inf]
+    # Other graphs, other batches and warm-ups are other units.
+    assert seconds.expected((FULL, BatchDescriptor(8))) == inf
+    assert seconds.expected(decode(8, PIECEWISE)) == inf
+    assert seconds.expected(decode(8, NONE)) == inf
+
+
+def pending(limit=1.0, warm=(), **seconds):
+    """Decode graphs of 24 and 40 are left; ``seconds`` of a warm-up and of a recording, of 32 and of 48."""
+    found = Pending(limit, lambda descriptor: descriptor.num_tokens not in warm)
+    for name, took in seconds.items():
+        found.seconds.add(decode(int(name[1:]), NONE if name[0] == "w" else FULL), took)
+    found.leave([decode(40), decode(24)])
+    return found
+
+
+CAPTURED = [decode(48), decode(32)]
+FAST = {"w48": 0.5, "r48": 0.5, "w32": 0.5, "r32": 0.5}
+
+
+def test_what_fits_between_two_steps_is_due():
+    found = pending(**FAST)
+    assert found.due
+    assert found.slow() == []
+    assert found.choose(CAPTURED, {}, idle=False) == decode(40)
+    assert found.unit(decode(40)) == decode(40, NONE)
+    assert pending(warm={40}, **FAST).unit(decode(40)) == decode(40)
+
+
+def test_a_warm_up_that_takes_too_long_waits_until_there_is_no_step():
+    found = pending(**FAST | {"w48": 1.5})
+    assert found.slow() == [decode(40)]
+    assert found.choose(CAPTURED, {(40, True): 100}, idle=False) == decode(24)
+    assert found.choose(CAPTURED, {(40, True): 100}, idle=True) == decode(40)
+
+
+def test_a_recording_that_takes_too_long_waits_once_its_batch_is_warm():
+    slow = FAST | {"r48": 1.5, "r32": 1.5}
+    found = pending(**slow)
+    assert found.slow() == [decode(40), decode(24)]
+    assert found.choose(CAPTURED, {}, idle=False) == decode(40)  # for its warm-up
+    found = pending(warm={24, 40}, **slow)
+    assert not found.due
+    assert found.choose(CAPTURED, {}, idle=False) is None
+    assert found.choose(CAPTURED, {}, idle=True) == decode(40)
+
+
+def test_a_unit_that_became_slower_changes_what_may_run_next():
+    found = pending(warm={24, 40}, **FAST)
+    found.seconds.add(decode(40), 1.5)
+    found.leave([decode(24)])
+    assert not found.due
+    found.leave([])
+    assert found.choose(CAPTURED, {}, idle=True) is None
+
+
+def test_what_is_captured_before_serving_for_its_length_is_told():
+    some = delay_change(50, [decode(40), decode(24)], 3)
+    assert (some.requested, some.effective) == ("progressive", "eager for 2 graphs")
+    assert some.reason == "CaptureDelayLimit"
+    assert some.message == (
+        "captureDelayMilliseconds is 50; to warm up or to record takes longer for FULL decode 24 40"
+    )
+    assert delay_change(50, [decode(40)], 0).effective == "eager"

@@ -218,7 +218,8 @@ class CompilationConfig(ConfigModel):
         description=(
             "Most memory that all recorded graphs may hold, as a quantity of bytes. When the estimate or the measured "
             "memory is above it, graphs are dropped, costliest per expected hit first, and their batches run in another graph or in "
-            "none; what was dropped is in /debug/graphs. Default: no limit."
+            "none; what was dropped is in /debug/graphs. Every doubling of the number of tokens is expected equally often, "
+            "and decode batches as often as mixed ones. Default: no limit."
         ),
     )
     capture_mode: CaptureMode = Field(
@@ -226,7 +227,8 @@ class CompilationConfig(ConfigModel):
         description=(
             "When graphs are recorded. eager: all before the pod is ready. progressive: the largest and the powers of "
             "two before, the others one by one after each step, those first that save the most padding; steps do not "
-            "overlap until all are there. Default eager."
+            "overlap until all are there or the rest waits for an idle engine. A graph that cannot be recorded then is dropped, and "
+            "where memory ran out all that are left. Default eager."
         ),
     )
     capture_delay_milliseconds: int = Field(
@@ -235,8 +237,9 @@ class CompilationConfig(ConfigModel):
         ge=1,
         le=60_000,
         description=(
-            "Most milliseconds by which a progressive capture may delay each step. Graphs of a mode whose capture "
-            "usually takes longer are recorded before the pod is ready. Default 50."
+            "Most milliseconds by which a progressive capture may delay each step. A warm-up or a recording is expected to take what "
+            "the last one of at least its size took. Graphs for which that is longer are recorded before the pod is ready; "
+            "if it becomes longer later, they wait until no request is there. Default 50."
         ),
     )
     compile_sizes: list[CompileSize] | None = Field(

@@ -1,43 +1,23 @@
 """Which graphs to give up when all together need more memory than they may.  Pure, no torch.
 
 A graph is worth its memory as often as it is replayed, so what goes first is the graph that costs the
-most bytes per expected hit.  The decision is made on the estimate, before anything is recorded: a driver
+most bytes per expected hit.  Before there is any traffic every doubling of the number of tokens is expected
+equally often, and batches of decodes as often as mixed ones.  The decision is made on the estimate, before anything is recorded: a driver
 keeps what a graph has had until the process ends.  Where the estimate was too low it is made again on the
 measured bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import GraphKey
-from kerf_runtime.reasons import ConfigReason, ReasonedChange
+from kerf_runtime.cudagraph.drops import DroppedGraph
 
-__all__ = ["BudgetDecision", "DroppedGraph", "budget_changes", "fit_budget"]
-
-
-@dataclass(frozen=True)
-class DroppedGraph:
-    """A graph that was given up, and the bytes that it would take or had taken."""
-
-    key: GraphKey
-    bytes: int
-    reason: ConfigReason = ConfigReason.MEMORY_BUDGET
-
-    def to_json(self) -> dict[str, Any]:
-        """As ``/debug/graphs`` shows it."""
-        mode, descriptor = self.key
-        return {
-            "mode": mode.value,
-            "num_tokens": descriptor.num_tokens,
-            "uniform_decode": descriptor.uniform_decode,
-            "bytes": self.bytes,
-            "reason": self.reason.value,
-        }
+__all__ = ["BudgetDecision", "expected_hits", "fit_budget"]
 
 
 @dataclass(frozen=True)
@@ -88,38 +68,15 @@ def fit_budget(
     return BudgetDecision(kept, tuple(dropped.values()), total)
 
 
-def budget_changes(
-    mode: CUDAGraphMode, kept: Sequence[GraphKey], dropped: Sequence[DroppedGraph], budget: int
-) -> tuple[ReasonedChange, ...]:
-    """What the drops change in the effective configuration; empty if nothing was dropped.
+def expected_hits(graphs: Iterable[GraphKey]) -> dict[GraphKey, float]:
+    """How often each graph is replayed where every doubling of the number of tokens is equally likely.
 
-    The lists of sizes are in the message: what was requested and what is in force are short texts in the
-    status of a ModelDeployment.
+    A batch of n tokens, which comes with a weight of 1/n, runs in the smallest graph of its kind that holds it.
     """
-    if not dropped:
-        return ()
-    gone = [graph.key for graph in dropped]
-    requested, effective = (f"{count} graphs" for count in (len(kept) + len(gone), len(kept)))
-    why = f"graphMemoryBudget is {budget} bytes; dropped {_sizes(gone)}; kept {_sizes(kept) or 'none'}"
-    changes = [
-        ReasonedChange("captureSizes", requested, effective, ConfigReason.MEMORY_BUDGET, why)
-    ]
-    if not kept:
-        changes.append(
-            ReasonedChange(
-                "cudagraphMode",
-                str(mode),
-                str(CUDAGraphMode.NONE),
-                ConfigReason.MEMORY_BUDGET,
-                why,
-            )
-        )
-    return tuple(changes)
-
-
-def _sizes(keys: Sequence[GraphKey]) -> str:
-    """``FULL decode 1 2 4, PIECEWISE mixed 1 2``."""
-    groups: dict[str, list[int]] = {}
-    for mode, descriptor in sorted(keys):
-        groups.setdefault(f"{mode} {descriptor.kind}", []).append(descriptor.num_tokens)
-    return ", ".join(f"{name} {' '.join(map(str, sizes))}" for name, sizes in groups.items())
+    below: dict[tuple[CUDAGraphMode, bool], int] = {}
+    hits: dict[GraphKey, float] = {}
+    for mode, descriptor in sorted(graphs, key=lambda key: key[1]):
+        kind, size = (mode, descriptor.uniform_decode), descriptor.num_tokens
+        hits[mode, descriptor] = sum(1 / n for n in range(below.get(kind, 0) + 1, size + 1))
+        below[kind] = size
+    return hits

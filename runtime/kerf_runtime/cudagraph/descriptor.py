@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.reasons import DispatchReason
 
-__all__ = ["BatchDescriptor", "DispatchDecision", "GraphKey", "graph_name"]
+__all__ = ["BatchDescriptor", "DispatchDecision", "GraphKey", "graph_name", "graph_names"]
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +37,14 @@ def graph_name(key: GraphKey) -> str:
     """For people: ``FULL decode 8``."""
     mode, descriptor = key
     return f"{mode} {descriptor.kind} {descriptor.num_tokens}"
+
+
+def graph_names(keys: Iterable[GraphKey]) -> str:
+    """For people: ``FULL decode 1 2 4, PIECEWISE mixed 1 2``."""
+    groups: dict[str, list[int]] = {}
+    for mode, descriptor in sorted(keys):
+        groups.setdefault(f"{mode} {descriptor.kind}", []).append(descriptor.num_tokens)
+    return ", ".join(f"{name} {' '.join(map(str, sizes))}" for name, sizes in groups.items())
 
 
 @dataclass(frozen=True)

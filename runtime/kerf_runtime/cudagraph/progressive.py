@@ -3,19 +3,25 @@
 Ready comes after the largest graph of each kind and every power of two: every batch that would have a
 graph has one, at most twice its size.  The others follow between steps, in the order of what they save:
 padding rows of the batches that were really seen.
+
+A unit of work that is expected to take longer than a step may be delayed runs only while there is no request.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 
-from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import GraphKey
+from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey, graph_name, graph_names
 from kerf_runtime.cudagraph.dispatcher import Batch
+from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
-__all__ = ["UnitSeconds", "first_graphs", "next_graph"]
+__all__ = ["Pending", "UnitSeconds", "delay_change", "first_graphs", "next_graph"]
+
+logger = logging.getLogger(__name__)
 
 
 def first_graphs(plan: Sequence[GraphKey]) -> list[GraphKey]:
@@ -66,19 +72,112 @@ def next_graph(
 
 
 class UnitSeconds:
-    """How long a unit of capturing takes, by mode: the median of what was seen, so that one hiccup is no verdict.
+    """How long units of capturing took, which tells what the next one will take.
 
-    A unit is a warm-up or a recording of one size; the first of all is left out, since it loads what no
-    other one has to.
+    A unit is a recording, or a warm-up, which runs in mode NONE.  It takes no less for a larger batch, so one is
+    expected to take what the last one of at least its size took.  Graphs are captured largest first, so that is
+    one of nearly its size; and where serving makes a unit slower than it was, the ones after it know.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[CUDAGraphMode, list[float]] = {}
+        self._seen: dict[tuple[CUDAGraphMode, bool], dict[int, float]] = {}
+        """By kind and size, in the order in which they were done."""
 
-    def add(self, mode: CUDAGraphMode, seconds: float) -> None:
+    def add(self, unit: GraphKey, seconds: float) -> None:
         """Note a unit."""
-        self._seen.setdefault(mode, []).append(seconds)
+        mode, descriptor = unit
+        sizes = self._seen.setdefault((mode, descriptor.uniform_decode), {})
+        sizes.pop(descriptor.num_tokens, None)
+        sizes[descriptor.num_tokens] = seconds
 
-    def expected(self, mode: CUDAGraphMode) -> float:
-        """Seconds; 0 if fewer than two units were seen."""
-        return median(self._seen.get(mode, ())[1:] or (0.0,))
+    def expected(self, unit: GraphKey) -> float:
+        """Seconds; infinite if none of at least that size was seen."""
+        mode, descriptor = unit
+        sizes = self._seen.get((mode, descriptor.uniform_decode), {})
+        last = (took for size, took in reversed(sizes.items()) if size >= descriptor.num_tokens)
+        return next(last, inf)
+
+
+class Pending:
+    """The graphs that are left to record, and which units of them may run between two steps.
+
+    Args:
+        limit: most seconds of a unit between two steps.
+        needs_warmup: whether a batch has to run once before its graph is recorded.
+    """
+
+    def __init__(self, limit: float, needs_warmup: Callable[[BatchDescriptor], bool]) -> None:
+        self.limit = limit
+        self.seconds = UnitSeconds()
+        self.longest_delay = 0.0
+        """Most seconds that a unit between two steps took."""
+        self._needs_warmup = needs_warmup
+        self._keys: list[GraphKey] = []
+        self._fitting: list[GraphKey] = []
+
+    @property
+    def keys(self) -> Sequence[GraphKey]:
+        """What is left."""
+        return self._keys
+
+    @property
+    def due(self) -> bool:
+        """Whether a unit may run between two steps."""
+        return bool(self._fitting)
+
+    def leave(self, keys: Iterable[GraphKey]) -> None:
+        """These are left to record; call it after every unit."""
+        self._keys = list(keys)
+        self._fitting = [key for key in self._keys if self._fits(self.unit(key))]
+
+    def slow(self) -> list[GraphKey]:
+        """Those that could not be captured between two steps from now on."""
+        return [key for key in self._keys if not all(map(self._fits, self._units(key)))]
+
+    def unit(self, key: GraphKey) -> GraphKey:
+        """The next unit of a graph."""
+        return self._units(key)[0]
+
+    def choose(
+        self, captured: Collection[GraphKey], batches: Mapping[Batch, int], *, idle: bool
+    ) -> GraphKey | None:
+        """The graph whose unit is next; None if everything that is left takes too long between two steps.
+
+        Args:
+            captured: as for ``next_graph``.
+            batches: as for ``next_graph``.
+            idle: whether there is no step to be delayed.
+        """
+        allowed = self._keys if idle else self._fitting
+        return next_graph(allowed, captured, batches) if allowed else None
+
+    def note_delay(self, key: GraphKey, seconds: float) -> None:
+        """Note how long a unit of ``key`` took between two steps."""
+        if seconds > max(self.limit, self.longest_delay):
+            logger.warning(
+                "capturing the %s graph took %.3f s between two steps, captureDelayMilliseconds allows %.3f s",
+                graph_name(key),
+                seconds,
+                self.limit,
+            )
+        self.longest_delay = max(self.longest_delay, seconds)
+
+    def _units(self, key: GraphKey) -> list[GraphKey]:
+        _, descriptor = key
+        warmup = (CUDAGraphMode.NONE, descriptor)
+        return [warmup, key] if self._needs_warmup(descriptor) else [key]
+
+    def _fits(self, unit: GraphKey) -> bool:
+        return self.seconds.expected(unit) <= self.limit
+
+
+def delay_change(milliseconds: int, slow: Sequence[GraphKey], pending: int) -> ReasonedChange:
+    """What it changes that ``slow`` graphs are captured before serving, and ``pending`` are left for later."""
+    return ReasonedChange(
+        "captureMode",
+        CaptureMode.PROGRESSIVE.value,
+        f"eager for {len(slow)} graphs" if pending else CaptureMode.EAGER.value,
+        ConfigReason.CAPTURE_DELAY_LIMIT,
+        f"captureDelayMilliseconds is {milliseconds}; to warm up or to record takes longer for "
+        f"{graph_names(slow)}",
+    )

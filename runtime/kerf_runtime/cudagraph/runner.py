@@ -14,14 +14,22 @@ from torch import Tensor
 from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.cudagraph.addresses import NamedTensors, WeightAddresses, named_tensors
-from kerf_runtime.cudagraph.budget import DroppedGraph, budget_changes, fit_budget
-from kerf_runtime.cudagraph.descriptor import DispatchDecision, GraphKey, graph_name
+from kerf_runtime.cudagraph.budget import expected_hits, fit_budget
+from kerf_runtime.cudagraph.descriptor import (
+    BatchDescriptor,
+    DispatchDecision,
+    GraphKey,
+    graph_name,
+)
 from kerf_runtime.cudagraph.dispatcher import Dispatcher, capture_plan
+from kerf_runtime.cudagraph.drops import DroppedGraph, Drops
 from kerf_runtime.cudagraph.estimate import MemoryEstimate, Trial, estimate_memory, next_trials
-from kerf_runtime.cudagraph.progressive import UnitSeconds, first_graphs, next_graph
+from kerf_runtime.cudagraph.graph_memory import GraphMemory
+from kerf_runtime.cudagraph.progressive import Pending, delay_change, first_graphs
 from kerf_runtime.cudagraph.recorder import Capturable, DummyBatch, GraphRecorder, Recorded
+from kerf_runtime.errors import CaptureError, CaptureMemoryError
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
-from kerf_runtime.platforms.interface import DeviceMemory, Platform
+from kerf_runtime.platforms.interface import Platform
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
 __all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
@@ -73,19 +81,10 @@ class GraphRunner:
         self._dispatcher = Dispatcher(effective.mode, ())
         self._writes_watched = False
         self._capture_seconds = 0.0
-        self._estimate: MemoryEstimate | None = None
-        self._left_by_trials = 0
-        self._free_before: int | None = None
-        self._peak = 0
-        self._bytes: dict[GraphKey, int] = {}
-        """Of every captured graph."""
-        self._shared_bytes = 0
-        """Of all graphs together, which no single one would give back."""
-        self._dropped: list[DroppedGraph] = []
+        self._memory = GraphMemory(platform)
+        self._drops = Drops(effective.mode)
         self._capture_mode = effective.capture_mode
-        self._pending: list[GraphKey] = []
-        self._unit_seconds = UnitSeconds()
-        self._longest_delay = 0.0
+        self._pending = Pending(effective.capture_delay_milliseconds / 1e3, self._needs_warmup)
         self._changes: list[ReasonedChange] = []
 
     @property
@@ -96,12 +95,17 @@ class GraphRunner:
     @property
     def pending(self) -> int:
         """Graphs that are captured between steps and have not been yet."""
-        return len(self._pending)
+        return len(self._pending.keys)
+
+    @property
+    def capture_due(self) -> bool:
+        """Whether a part of that may be done between two steps; what takes too long waits until there is none."""
+        return self._pending.due
 
     @property
     def mode(self) -> CUDAGraphMode:
         """The mode in force: NONE if every graph had to be dropped."""
-        lost = self._dropped and not self._plan
+        lost = self._drops.graphs and not self._plan
         return CUDAGraphMode.NONE if lost else self._effective.mode
 
     @property
@@ -116,10 +120,8 @@ class GraphRunner:
 
     @property
     def changes(self) -> tuple[ReasonedChange, ...]:
-        """What ``graphMemoryBudget`` and ``captureDelayMilliseconds`` changed; empty if nothing."""
-        budget = self._effective.graph_memory_budget or 0
-        dropped = budget_changes(self._effective.mode, self._plan, self._dropped, budget)
-        return (*dropped, *self._changes)
+        """What budget, bounds and failures of capturing changed; empty if nothing."""
+        return (*self._drops.changes(self._plan), *self._changes)
 
     @torch.inference_mode()
     def estimate_memory(self, dummy_batch: DummyBatch, progress: Progress) -> int:
@@ -133,17 +135,14 @@ class GraphRunner:
         if not self._plan:
             return 0
         self._refuse_writes(dummy_batch)
-        pooled = self._platform.memory() is not None
+        pooled = self._memory.pooled
         trials: list[Trial] = []
         with self._recorder.many():
-            before = self._begin_pass()
+            before = self._memory.begin_pass()
             while keys := next_trials(self._plan, trials, pooled=pooled):
                 trials += self._try(keys, dummy_batch, progress)
         self._recorder.forget([trial.key for trial in trials])
-        self._platform.release_memory()
-        after = self._platform.memory()
-        if before is not None and after is not None:
-            self._left_by_trials = max(0, before.free - after.free)
+        self._memory.end_trials(before)
         estimate = estimate_memory(self._plan, trials, pooled=pooled)
         if estimate.disturbed:
             logger.warning(
@@ -152,8 +151,8 @@ class GraphRunner:
                 estimate.total(),
             )
         self._drop_above_budget(estimate)
-        self._estimate = estimate.without([graph.key for graph in self._dropped])
-        return max(0, self._estimate.total() - self._left_by_trials)
+        self._memory.estimate = estimate.without([graph.key for graph in self._drops.graphs])
+        return self._memory.still_needed()
 
     @torch.inference_mode()
     def capture_all(self, dummy_batch: DummyBatch, progress: Progress) -> None:
@@ -171,50 +170,63 @@ class GraphRunner:
         if self._effective.capture_mode is CaptureMode.PROGRESSIVE:
             first = first_graphs(self._plan)
         self._capture_many(first, dummy_batch, progress)
-        self._pending = [key for key in self._plan if key not in self._bytes]
+        self._leave_pending()
         self._capture_many(self._too_slow_between_steps(), dummy_batch, progress)
-        self._share_out()
+        self._leave_pending()
+        self._memory.share_out(self._plan)
         self._finish_if_complete()
         self._capture_seconds = time.perf_counter() - started
-        self._dispatcher = Dispatcher(self.mode, self._bytes)
+        self._dispatcher = Dispatcher(self.mode, self._memory.bytes)
 
     @torch.inference_mode()
-    def capture_next(self, dummy_batch: DummyBatch) -> None:
-        """Do one unit of a progressive capture between two steps: warm up or record one pending graph.
+    def capture_next(self, dummy_batch: DummyBatch, *, idle: bool) -> bool:
+        """Do one unit of a progressive capture: warm up or record one pending graph.
 
-        Raises:
-            CaptureError: as ``capture_all``.
+        A graph that cannot be recorded is dropped, and every pending one where memory ran out: larger graphs
+        that run their batches are there.
+
+        Args:
+            dummy_batch: as for ``capture_all``.
+            idle: whether there is no request; if there are, only units run that are short enough.
+
+        Returns:
+            Whether there was something to do.
         """
-        key = next_graph(self._pending, self._bytes.keys(), self._dispatcher.batches)
-        mode, descriptor = key
+        key = self._pending.choose(self._memory.bytes.keys(), self._dispatcher.batches, idle=idle)
+        if key is None:
+            return False
+        unit, known = self._pending.unit(key), set(self._memory.bytes)
         started = time.perf_counter()
-        inputs = dummy_batch(descriptor)
-        if self._num_warmups and self._recorder.needs_warmup(descriptor):
-            self._platform.synchronize(self._recorder.warm_up(descriptor, inputs, times=1))
-        else:
-            with self._platform.capture_pass(tidy=False):
-                recorded = self._recorder.record(key, inputs)
-            self._bytes[key] = recorded.bytes
-            self._note_peak(recorded)
-            self._pending.remove(key)
-            self._finish_if_complete()
-            self._dispatcher.use(self._bytes, self.mode)
+        try:
+            self._do(unit, key, dummy_batch)
+        except CaptureError as error:
+            self._drop_failed(key, error)
+        self._pending.seconds.add(unit, time.perf_counter() - started)
+        self._leave_pending()
+        self._finish_if_complete()
+        if self._memory.bytes.keys() != known:
+            self._dispatcher.use(self._memory.bytes, self.mode)
         seconds = time.perf_counter() - started
-        self._unit_seconds.add(mode, seconds)
         self._capture_seconds += seconds
-        if seconds > max(self._delay_limit, self._longest_delay):
-            logger.warning(
-                "capturing the %s graph took %.3f s between two steps, captureDelayMilliseconds allows %.3f s",
-                graph_name(key),
-                seconds,
-                self._delay_limit,
-            )
-        self._longest_delay = max(self._longest_delay, seconds)
+        if not idle:
+            self._pending.note_delay(key, seconds)
+        return True
 
-    @property
-    def _delay_limit(self) -> float:
-        """Most seconds of one unit between two steps."""
-        return self._effective.capture_delay_milliseconds / 1e3
+    def _do(self, unit: GraphKey, key: GraphKey, dummy_batch: DummyBatch) -> None:
+        inputs = dummy_batch(key[1])
+        if unit != key:
+            self._platform.synchronize(self._recorder.warm_up(key[1], inputs, times=1))
+            return
+        with self._platform.capture_pass(tidy=False):
+            recorded = self._recorder.record(key, inputs)
+        self._memory.bytes[key] = recorded.bytes
+        self._memory.note_peak(recorded)
+
+    def _needs_warmup(self, descriptor: BatchDescriptor) -> bool:
+        return self._num_warmups > 0 and self._recorder.needs_warmup(descriptor)
+
+    def _leave_pending(self) -> None:
+        self._pending.leave(key for key in self._plan if key not in self._memory.bytes)
 
     def _capture_many(
         self, keys: Sequence[GraphKey], dummy_batch: DummyBatch, progress: Progress
@@ -222,10 +234,10 @@ class GraphRunner:
         if not keys:
             return
         with self._recorder.many():
-            self._begin_pass()
+            self._memory.begin_pass()
             for key in keys:
-                progress(graph_name(key), len(self._bytes) / len(self._plan))
-                self._bytes[key] = self._capture(key, dummy_batch).bytes
+                progress(graph_name(key), len(self._memory.bytes) / len(self._plan))
+                self._memory.bytes[key] = self._capture(key, dummy_batch).bytes
 
     def _try(
         self, keys: Sequence[GraphKey], dummy_batch: DummyBatch, progress: Progress
@@ -239,86 +251,79 @@ class GraphRunner:
 
     def _capture(self, key: GraphKey, dummy_batch: DummyBatch, *, trial: bool = False) -> Recorded:
         """Warm up and record."""
-        mode, descriptor = key
+        _, descriptor = key
         inputs = dummy_batch(descriptor)
-        if self._num_warmups and self._recorder.needs_warmup(descriptor):
-            self._recorder.warm_up(descriptor, inputs, self._num_warmups)
         started = time.perf_counter()
+        if self._needs_warmup(descriptor):
+            output = self._recorder.warm_up(descriptor, inputs, self._num_warmups)
+            if self._capture_mode is CaptureMode.PROGRESSIVE:
+                self._platform.synchronize(output)
+                seconds = (time.perf_counter() - started) / self._num_warmups
+                self._pending.seconds.add((CUDAGraphMode.NONE, descriptor), seconds)
+                started = time.perf_counter()
         recorded = self._recorder.record(key, inputs, trial=trial)
-        self._note_peak(recorded)
-        self._unit_seconds.add(mode, time.perf_counter() - started)
+        self._memory.note_peak(recorded)
+        self._pending.seconds.add(key, time.perf_counter() - started)
         return recorded
 
-    def _begin_pass(self) -> DeviceMemory | None:
-        """Memory now; the peak is counted from what was free before the trials."""
-        memory = self._platform.memory()
-        self._free_before = None if memory is None else memory.free + self._left_by_trials
-        return memory
-
-    def _note_peak(self, recorded: Recorded) -> None:
-        """What recording and warming up have in use at the worst moment."""
-        if self._free_before is not None and recorded.free is not None:
-            self._peak = max(self._peak, self._free_before - recorded.free)
-
     def _too_slow_between_steps(self) -> list[GraphKey]:
-        """The pending graphs whose capture would delay a step by more than it may; none is pending after."""
-        seconds = {mode: self._unit_seconds.expected(mode) for mode, _ in self._pending}
-        modes = sorted(mode for mode in seconds if seconds[mode] > self._delay_limit)
-        if not modes:
+        """The pending graphs whose capture would delay a step by more than it may: they are captured at once."""
+        slow = self._pending.slow()
+        if not slow:
             return []
-        slow = [key for key in self._pending if key[0] in modes]
-        self._pending = [key for key in self._pending if key[0] not in modes]
-        if not self._pending:
+        left = self.pending - len(slow)
+        if not left:
             self._capture_mode = CaptureMode.EAGER
-        named = ", ".join(f"{mode} {seconds[mode] * 1e3:.0f} ms" for mode in modes)
-        self._changes.append(
-            ReasonedChange(
-                "captureMode",
-                CaptureMode.PROGRESSIVE.value,
-                f"eager for {', '.join(modes)}" if self._pending else CaptureMode.EAGER.value,
-                ConfigReason.CAPTURE_DELAY_LIMIT,
-                f"captureDelayMilliseconds is {self._effective.capture_delay_milliseconds}, and capturing a graph "
-                f"takes in mode {named}",
-            )
-        )
+        limit = self._effective.capture_delay_milliseconds
+        self._changes.append(delay_change(limit, slow, left))
         return slow
-
-    def _share_out(self) -> None:
-        """Split what the device lost to trials and captures between the graphs, as the estimate tells."""
-        if self._estimate is None or self._platform.memory() is None:
-            return
-        missing = [key for key in self._plan if key not in self._bytes]
-        total = self._left_by_trials + sum(self._bytes.values())
-        shared_out = self._estimate.without(missing).scaled_to(total)
-        self._shared_bytes, self._bytes = shared_out.shared, dict(shared_out.graphs)
 
     def _finish_if_complete(self) -> None:
         """Once everything is captured, the measured memory must fit too."""
-        if not self._pending:
-            self._drop_above_budget(MemoryEstimate(self._shared_bytes, self._bytes))
+        if not self.pending:
+            self._drop_above_budget(self._memory.measured)
 
     def _drop_above_budget(self, memory: MemoryEstimate) -> None:
         """Take graphs out of the plan, and destroy them, until ``memory`` fits ``graphMemoryBudget``."""
         budget = self._effective.graph_memory_budget
         if budget is None:
             return
-        decision = fit_budget(memory.graphs, max(0, budget - memory.shared))
+        decision = fit_budget(
+            memory.graphs,
+            max(0, budget - memory.shared),
+            expected_hits=expected_hits(memory.graphs),
+        )
         if not decision.dropped:
             return
-        gone = [graph.key for graph in decision.dropped]
         logger.warning(
             "dropped %d graphs (%s): all %d need %d bytes, graphMemoryBudget is %d",
-            len(gone),
+            len(decision.dropped),
             decision.dropped[0].reason,
             len(memory.graphs),
             memory.total(),
             budget,
         )
+        self._drop(decision.dropped, f"graphMemoryBudget is {budget} bytes")
+
+    def _drop_failed(self, key: GraphKey, error: CaptureError) -> None:
+        """Go on without a graph that cannot be recorded, or without all that are left if memory ran out."""
+        gone, reason = [key], ConfigReason.CAPTURE_FAILED
+        if isinstance(error, CaptureMemoryError):
+            gone, reason = list(self._pending.keys), ConfigReason.CAPTURE_OUT_OF_MEMORY
+        logger.warning(
+            "dropped %d graphs (%s), the first is %s: %s", len(gone), reason, graph_name(key), error
+        )
+        estimate = self._memory.estimate
+        expected = {} if estimate is None else estimate.graphs
+        self._drop([DroppedGraph(key, expected.get(key, 0), reason) for key in gone], str(error))
+
+    def _drop(self, dropped: Sequence[DroppedGraph], why: str) -> None:
+        """Take graphs out of the plan and destroy them."""
+        gone = [graph.key for graph in dropped]
         for key in gone:
             self._plan.remove(key)
-            self._bytes.pop(key, None)
-        self._recorder.forget(gone)
-        self._dropped += decision.dropped
+        self._memory.drop(gone, self._recorder.forget)
+        self._drops.add(dropped, why)
 
     def _refuse_writes(self, dummy_batch: DummyBatch) -> None:
         """Once, before anything is recorded: a forward that writes to its weights is an error."""
@@ -373,32 +378,19 @@ class GraphRunner:
     def report(self) -> dict[str, Any]:
         """The ``graphs`` part of ``/debug/graphs``."""
         descriptors = [
-            self._recorder.describe(key, self._bytes[key])
+            self._recorder.describe(key, self._memory.bytes[key])
             for key in self._plan
-            if key in self._bytes
+            if key in self._memory.bytes
         ]
-        memory = self._shared_bytes + sum(self._bytes.values())
         return {
             "backend": self._effective.platform.graph_backend,
             "captured": len(descriptors),
-            "memory_bytes": memory,
-            "shared_bytes": self._shared_bytes,
-            "peak_bytes": max(memory, self._peak),
-            **self._estimate_report(memory),
+            **self._memory.report(),
             "memory_budget_bytes": self._effective.graph_memory_budget,
-            "dropped": [graph.to_json() for graph in self._dropped],
+            "dropped": [graph.to_json() for graph in self._drops.graphs],
             "planned": len(self._plan),
-            "pending": [graph_name(key) for key in self._pending],
-            "longest_delay_seconds": self._longest_delay,
+            "pending": [graph_name(key) for key in self._pending.keys],
+            "longest_delay_seconds": self._pending.longest_delay,
             "capture_seconds": self._capture_seconds,
             "descriptors": descriptors,
         }
-
-    def _estimate_report(self, memory: int) -> dict[str, Any]:
-        """What the captured graphs were estimated to take, and how far that was off."""
-        if self._estimate is None:
-            return {"estimated_bytes": None, "estimate_error": None}
-        missing = [key for key in self._estimate.graphs if key not in self._bytes]
-        estimated = self._estimate.without(missing).total()
-        error = (estimated - memory) / memory if memory else 0.0
-        return {"estimated_bytes": estimated, "estimate_error": error}

@@ -140,7 +140,7 @@ class EngineCore:
         self._in_flight = enqueued
         if enqueued is None:
             return outputs
-        if self.overlap and not enqueued.needs_tokens and not self.captures_pending:
+        if self.overlap and not enqueued.needs_tokens and not self.engine.graphs.capture_due:
             self._stats.overlapped_steps += 1
         else:
             outputs += self._finish()
@@ -181,18 +181,20 @@ class EngineCore:
         """Whether a progressive capture has graphs left to record."""
         return self.engine.graphs.pending > 0
 
-    def capture_next(self) -> None:
-        """Do one unit of a progressive capture, between two steps.
+    def capture_next(self) -> bool:
+        """Do one unit of a progressive capture, between two steps, or a longer one where there is no request.
 
-        Raises:
-            CaptureError: the forward cannot be recorded, or memory ran out.
+        Returns:
+            Whether there was something to do.
         """
         from kerf_runtime.engine.startup import after_capture
 
         engine = self.engine
-        engine.graphs.capture_next(engine.runner.make_dummy_batch)
-        if not self.captures_pending:
+        before = engine.graphs.changes
+        done = engine.graphs.capture_next(engine.runner.make_dummy_batch, idle=not self.has_work)
+        if done and (not self.captures_pending or engine.graphs.changes != before):
             self._engine = after_capture(engine)
+        return done
 
     def stats(self) -> dict[str, Any]:
         """Cumulative numbers; see ``kerf_runtime.stats.EngineStats.to_values``."""

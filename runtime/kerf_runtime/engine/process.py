@@ -155,7 +155,7 @@ class Core(Protocol):
     @property
     def captures_pending(self) -> bool: ...
 
-    def capture_next(self) -> None: ...
+    def capture_next(self) -> bool: ...
 
     def report(self) -> dict[str, Any]: ...
 
@@ -180,6 +180,7 @@ class EngineLoop:
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
         self._stats_sent = 0.0
         self._report_sent = 0.0
+        self._report_stale = False
         self._stats_stale = True
 
     def run(self) -> None:
@@ -192,8 +193,8 @@ class EngineLoop:
                 if outputs:
                     self._send(Outputs(outputs))
             if self._core.captures_pending:
-                self._core.capture_next()
-                self._send_report()
+                self._report_stale |= self._core.capture_next()
+            self._send_report()
             self._send_stats()
 
     def _read(self, *, wait: bool) -> bool:
@@ -220,11 +221,13 @@ class EngineLoop:
 
     def _send_report(self) -> None:
         """What a progressive capture has reached, now and then and at its end."""
+        if not self._report_stale:
+            return
         now = time.monotonic()
         if self._core.captures_pending and now - self._report_sent < _STATS_SECONDS:
             return
         self._send(Report(self._core.report()))
-        self._report_sent = now
+        self._report_sent, self._report_stale = now, False
         self._stats_stale = True
 
     def _send_stats(self) -> None:

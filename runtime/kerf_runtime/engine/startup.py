@@ -195,8 +195,10 @@ def after_capture(started: StartedEngine, *, strict: bool = False) -> StartedEng
     if not new:
         return started
     log_changes(new)
+    told_anew = {(change.field, change.reason) for change in new}
+    others = (c for c in effective.changes if (c.field, c.reason) not in told_anew)
     effective = with_graphs(
-        effective,
+        replace(effective, changes=tuple(others)),
         mode=graphs.mode,
         capture_sizes=graphs.capture_sizes,
         capture_mode=graphs.capture_mode,
