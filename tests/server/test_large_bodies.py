@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -10,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.server.fakes import END, FakeClient
 
 from kerf_runtime.engine.messages import AddRequest, TokenLogprobs, TokenOutput
+from kerf_runtime.server.responses import answer_response
 from kerf_runtime.server.turns import collect_rarely
 
 MIB = 2**20
@@ -110,6 +114,25 @@ class Scripted(FakeClient):
         )
 
 
+def test_a_large_answer_is_sent_in_pieces():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    text = "x" * (5 * MIB)
+    response = answer_response({"text": msgspec.Raw(msgspec.json.encode(text)), "n": 1})
+    asyncio.run(response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
+    start, *pieces = sent
+    content = b"".join(piece["body"] for piece in pieces)
+    assert json.loads(content) == {"text": text, "n": 1}
+    assert dict(start["headers"])[b"content-length"] == str(len(content)).encode()
+    assert max(len(piece["body"]) for piece in pieces) <= MIB
+
+
 TOP = [(ord("A") + at, -1.23456789 * at) for at in range(20)]
 
 
@@ -120,6 +143,7 @@ def test_probes_are_answered_while_long_prompts_are_echoed_with_log_probabilitie
         response = http.post("/v1/completions", json=ask, timeout=60)
     assert response.status_code == 200
     assert response.content.count(b'"T":') == 64 * 1200
+    assert response.headers["content-length"] == str(len(response.content))
 
 
 def test_probes_are_answered_while_long_answers_of_a_chat_get_log_probabilities(serve):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from kerf_runtime.errors import EngineError, KerfError, OverloadedError, RequestError
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 DONE = b"data: [DONE]\n\n"
+
+_PIECE_BYTES = 2**20
+"""An answer with log probabilities of long prompts has hundreds of millions."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -160,8 +163,15 @@ async def handle_http_exception(request: Request, error: Exception) -> JSONRespo
 
 
 def answer_response(body: dict[str, Any]) -> Response:
-    """A whole answer; parts of it may have been encoded before (``msgspec.Raw``)."""
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    """A whole answer; parts of it may have been encoded before (``msgspec.Raw``).
+
+    A large one is sent in pieces, as fast as the client reads.
+    """
+    content, kind = msgspec.json.encode(body), "application/json"
+    if len(content) <= _PIECE_BYTES:
+        return Response(content, media_type=kind)
+    pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
+    return StreamingResponse(pieces, media_type=kind, headers={"Content-Length": str(len(content))})
 
 
 def event(body: dict[str, Any]) -> bytes:
