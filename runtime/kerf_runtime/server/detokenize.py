@@ -1,7 +1,7 @@
 """From tokens to text while they arrive: multi-byte characters split over tokens, stop strings.
 
-Both classes are pure, and linear in the text.  Whatever the chunking, the pieces they return join to the text that decoding
-everything at once would give, up to the first stop string.
+Both classes are pure, and their work is linear in tokens and text.  Whatever the chunking, the pieces they
+return join to the text that decoding everything at once would give, up to the first stop string.
 """
 
 from __future__ import annotations
