@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -387,3 +388,54 @@ def test_memory_that_runs_out_in_a_warm_up_or_beside_a_graph_names_the_size(shal
             runner.capture_all(buffers_for(loaded).dummy, lambda *_: None)
     finally:
         hook.remove()
+
+
+def test_in_debug_mode_steps_notice_that_weights_moved(shallow):
+    loaded, _, runner = start(0, "FULL", shallow, weights=lambda: named_tensors(model), debug=True)
+    model, buffers = loaded.model, buffers_for(loaded)
+    runner.capture_all(buffers.dummy, lambda *_: None)
+    play(runner, buffers, [Step({0: 1})])
+    weight = model.norm.weight
+    before = weight.data
+    try:
+        weight.data = before.clone()
+        decision = runner.dispatch(1, True)
+        inputs = buffers.dummy(decision.descriptor)
+        for _ in range(63):
+            runner.run(decision, *inputs)
+        with pytest.raises(CaptureError, match=r"weights moved .*: norm\.weight"):
+            runner.run(decision, *inputs)
+    finally:
+        weight.data = before
+
+
+def changed(context, name):
+    """``context`` with a copy in the place of one tensor that a whole forward reads."""
+    if name.startswith("keys of "):
+        layer = name.removeprefix("keys of ")
+        keys, values = context.kv_caches[layer]
+        return replace(context, kv_caches={**context.kv_caches, layer: (keys.clone(), values)})
+    metadata = context.attention
+    return replace(context, attention=replace(metadata, **{name: getattr(metadata, name).clone()}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["query_start", "seq_lens", "block_table", "slot_mapping", "keys of layers.0.attention"],
+)
+def test_in_debug_mode_a_whole_graph_notices_that_what_it_reads_beside_its_inputs_moved(
+    shallow, name
+):
+    for debug in (False, True):
+        loaded, _, runner = start(0, "FULL", shallow, debug=debug)
+        buffers = buffers_for(loaded)
+        runner.capture_all(buffers.dummy, lambda *_: None)
+        play(runner, buffers, [Step({0: 1})])
+        decision = runner.dispatch(1, True)
+        ids, positions, context = buffers.write(Step({0: 1}), decision.descriptor)
+        wrong = changed(context, name)
+        if not debug:
+            runner.run(decision, ids, positions, wrong)  # costs nothing, and notices nothing
+            continue
+        with pytest.raises(CaptureError, match=f"^mode FULL: {name} moved since"):
+            runner.run(decision, ids, positions, wrong)

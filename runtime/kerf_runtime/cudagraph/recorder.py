@@ -62,7 +62,7 @@ class GraphRecorder:
         platform: makes the graphs.
         pieces: whether each compiled piece is recorded too.
         max_tokens: of the buffers that inputs are copied to; None to record the caller's own tensors.
-        debug: compare the addresses of every piece's inputs on every replay, not of the forward's only.
+        debug: compare the addresses of everything that is read on every replay, not of the forward's inputs only.
     """
 
     def __init__(
@@ -81,7 +81,11 @@ class GraphRecorder:
         if pieces:
             model.wrap_pieces(self._wrap_piece)
         self._full = CUDAGraphWrapper(
-            model.forward, CUDAGraphMode.FULL, platform.static_graph, self._gate
+            model.forward,
+            CUDAGraphMode.FULL,
+            platform.static_graph,
+            self._gate,
+            check_context=debug,
         )
         self.forward: Callable[..., Tensor] = self._full
         if max_tokens is not None:

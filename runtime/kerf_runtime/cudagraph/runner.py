@@ -36,6 +36,9 @@ __all__ = ["Capturable", "DummyBatch", "GraphRunner", "named_tensors"]
 
 logger = logging.getLogger(__name__)
 
+_WEIGHTS_EVERY = 64
+"""Steps of which one compares the addresses of weights in debug mode: there are hundreds of them."""
+
 Progress = Callable[[str, float], None]
 """Called with what is being captured and the fraction done."""
 
@@ -51,7 +54,7 @@ class GraphRunner:
         max_tokens: largest batch, padding included; for ``cudagraphCopyInputs``.
         num_warmups: uncaptured runs of each batch before its capture.
         weights: parameters and buffers, which the forward must not write to and which must not move.
-        debug: compare the addresses of every piece's inputs on every replay, not of the forward's only.
+        debug: compare the addresses of all that is read on every replay (of weights on some), not of inputs only.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class GraphRunner:
         debug: bool = False,
     ) -> None:
         self._platform = platform
-        self._weights = WeightAddresses(weights)
+        self._weights = WeightAddresses(weights, every=_WEIGHTS_EVERY if debug else 0)
         self._effective = effective
         self._num_warmups = num_warmups
         self._plan = capture_plan(effective.mode, effective.capture_sizes, max_num_seqs)
@@ -332,7 +335,7 @@ class GraphRunner:
             self._writes_watched = True
 
     def check_weights(self) -> None:
-        """Make sure that no weight has moved since the capture; call it after weights were loaded again.
+        """Make sure that no weight has moved since the capture: before serving, and after weights were loaded again.
 
         Raises:
             CaptureError: a recorded graph would read memory that is no longer the weight's.
@@ -362,6 +365,7 @@ class GraphRunner:
         Returns:
             Hidden states [num_tokens, hidden size]; overwritten by the next replay of the same graph.
         """
+        self._weights.step()
         context = replace(context, mode=decision.mode, descriptor=decision.descriptor)
         with set_forward_context(context):
             output: Tensor = self._recorder.forward(input_ids, positions)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.addresses import context_addresses, moved
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor
 from kerf_runtime.errors import CaptureError
-from kerf_runtime.forward_context import get_forward_context
+from kerf_runtime.forward_context import ForwardContext, get_forward_context
 from kerf_runtime.platforms.interface import StaticGraph
 
 __all__ = ["CUDAGraphWrapper", "CaptureGate", "CapturedGraph"]
@@ -39,6 +40,7 @@ class CapturedGraph:
     graph: StaticGraph
     input_addresses: tuple[int | None, ...]
     seconds: float
+    context_addresses: dict[str, int] = field(default_factory=dict)
     hits: int = 0
 
 
@@ -51,6 +53,7 @@ class CUDAGraphWrapper:
         make_graph: makes an empty static graph of the platform.
         gate: tells whether a capture is allowed.
         check_addresses: compare the addresses of all tensor inputs on every replay.
+        check_context: compare those of metadata and caches too, which a whole forward reads.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class CUDAGraphWrapper:
         gate: CaptureGate,
         *,
         check_addresses: bool = True,
+        check_context: bool = False,
     ) -> None:
         self._runnable = runnable
         self._mode = mode
         self._make_graph = make_graph
         self._gate = gate
         self._check_addresses = check_addresses
+        self._check_context = check_context
         self.captured: dict[BatchDescriptor, CapturedGraph] = {}
 
     def __call__(self, *inputs: Any) -> Any:
@@ -78,6 +83,8 @@ class CUDAGraphWrapper:
             return self._capture(context.descriptor, inputs)
         if self._check_addresses:
             self._compare_addresses(context.descriptor, entry, inputs)
+        if self._check_context:
+            self._compare_context(context, entry)
         entry.hits += 1
         compilation_counter.graph_replays += 1
         return entry.graph.replay()
@@ -95,7 +102,8 @@ class CUDAGraphWrapper:
         output = graph.capture(self._runnable, inputs)
         seconds = time.perf_counter() - started
         # Not the output itself: whether a graph keeps it alive is the graph's own decision.
-        self.captured[descriptor] = CapturedGraph(graph, _addresses(inputs), seconds)
+        read = context_addresses(get_forward_context()) if self._check_context else {}
+        self.captured[descriptor] = CapturedGraph(graph, _addresses(inputs), seconds, read)
         if self._gate.trial:
             compilation_counter.trial_captures += 1
         else:
@@ -119,6 +127,14 @@ class CUDAGraphWrapper:
                 f"inputs {moved} moved since {descriptor} was captured: a replay would read stale memory",
                 where=f"mode {self._mode}",
                 hint="Pass the same persistent buffers on every step; capture again after weights moved",
+            )
+
+    def _compare_context(self, context: ForwardContext, entry: CapturedGraph) -> None:
+        if found := moved(entry.context_addresses, context_addresses(context)):
+            raise CaptureError(
+                f"{found} moved since {context.descriptor} was captured: a replay would read stale memory",
+                where=f"mode {self._mode}",
+                hint="Keep metadata and caches in the same persistent buffers, or capture again",
             )
 
 

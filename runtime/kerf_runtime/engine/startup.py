@@ -174,6 +174,7 @@ def start_engine(
     if effective.mode is not CUDAGraphMode.NONE:
         with clock.phase("capture", f"{len(graphs.plan)} graphs"):
             graphs.capture_all(runner.make_dummy_batch, clock.report("capture"))
+        graphs.check_weights()
     started = StartedEngine(config, effective, prepared, cache, Scheduler(limits), runner, graphs)
     return after_capture(started, strict=spec.compilation.strict)
 
