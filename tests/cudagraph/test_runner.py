@@ -203,6 +203,21 @@ def test_every_batch_is_warmed_up_before_it_is_captured(shallow):
         hook.remove()
 
 
+def test_the_collector_does_not_walk_what_exists_while_graphs_are_captured(shallow):
+    frozen = []
+    hook = shallow.model.register_forward_pre_hook(lambda *_: frozen.append(gc.get_freeze_count()))
+    try:
+        loaded, _, runner = start(0, "FULL_DECODE_ONLY", shallow)
+        buffers = buffers_for(loaded)
+        runner.estimate_memory(buffers.dummy, lambda *_: None)
+        runner.capture_all(buffers.dummy, lambda *_: None)
+    finally:
+        hook.remove()
+    assert len(frozen) == 2 * 2 + 2 + 4  # trials and warm-ups; warm-ups and captures
+    assert min(frozen) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
 def test_a_decode_batch_is_not_warmed_up_where_a_mixed_one_of_its_size_was(shallow):
     calls = []
     hook = shallow.model.register_forward_pre_hook(lambda *_: calls.append(1))

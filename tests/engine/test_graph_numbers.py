@@ -8,11 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.engine.engines import document, generate, started
+from tests.engine.engines import GREEDY, document, generate, started
 from tests.models.checkpoints import make_llama, write_safetensors
 from tests.server.fakes import FakeClient, running_server
 from tests.server.test_metrics import scrape, value
 
+from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.engine.args import EngineArgs
 
 MODE_LINE = re.compile(
@@ -37,7 +38,9 @@ def test_report_metrics_and_log_agree_on_every_number(
     args = EngineArgs(document=document(compilation=compilation), model_path=path, cache_dir=None)
     with caplog.at_level(logging.DEBUG, logger="kerf_runtime.engine.report"):
         core = started(args)
-    generate(core, [[1, 2, 3], [4, 5]])
+    replays = compilation_counter.graph_replays
+    generate(core, [[1, 2, 3], [4, 5]])  # 5 tokens of prompts in one step, and then 2 tokens a step
+    decodes = GREEDY.max_tokens - 1
 
     client = FakeClient().make_ready()
     client.started, client.stats = core.started_message(), core.stats()
@@ -90,7 +93,22 @@ def test_report_metrics_and_log_agree_on_every_number(
     )
     assert graphs["captured"] == len(found)
 
-    for row in report["dispatch_detail"]:
-        labels = {"mode": row["mode"], "size": str(row["size"]), "reason": row["reason"]}
-        assert value(samples, "kerf_dispatch_total", **labels) == row["count"]
-    assert sum(report["dispatch"].values()) == sum(g["hits"] for g in found.values()) > 0
+    # What the two requests must have done, counted here and not by the engine.
+    steps = {("PIECEWISE", 8, "Padded"): 1, ("FULL", 2, "Exact"): decodes}
+    rows = report["dispatch_detail"]
+    assert {(r["mode"], r["size"], r["reason"]): r["count"] for r in rows} == steps
+    assert report["dispatch"] == {"FULL": decodes, "PIECEWISE": 1, "NONE": 0}
+    for (mode, size, reason), count in steps.items():
+        labels = {"mode": mode, "size": str(size), "reason": reason}
+        assert value(samples, "kerf_dispatch_total", **labels) == count
+    assert value(samples, "kerf_batches_total", tokens="5") == 1
+    assert value(samples, "kerf_batches_total", tokens="2") == decodes
+    assert value(samples, "kerf_scheduled_tokens_total", mode="PIECEWISE") == 5
+    assert value(samples, "kerf_padding_tokens_total", mode="PIECEWISE") == 3
+    assert value(samples, "kerf_scheduled_tokens_total", mode="FULL") == 2 * decodes
+    assert {key: graph["hits"] for key, graph in found.items() if graph["hits"]} == {
+        ("PIECEWISE", "mixed", 8): 1,
+        ("FULL", "decode", 2): decodes,
+    }
+    pieces = len(core.engine.graphs._recorder._pieces)
+    assert report["counters"]["graph_replays"] - replays == decodes + pieces
