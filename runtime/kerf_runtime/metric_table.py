@@ -101,6 +101,8 @@ _TABLE = (
     MetricSpec("kerf_step_duration_seconds", "histogram",
                "Wall time of one engine step.", ("mode",), STEP_BUCKETS_SECONDS),
     # requests, as the engine sees them
+    MetricSpec("kerf_engine_silence_seconds", "gauge",
+               "Since the engine's loop last said anything; above 2 it is in a long step, or stuck."),
     MetricSpec("kerf_requests_running", "gauge",
                "Requests that take part in steps.", ("model_name",)),
     MetricSpec("kerf_requests_waiting", "gauge",

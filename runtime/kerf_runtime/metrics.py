@@ -80,11 +80,12 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class EngineView:
-    """What the collector reads at a scrape: the start-up report and the latest numbers."""
+    """What the collector reads at a scrape: start-up report, latest numbers, and how long none has come."""
 
     model_name: str
     report: Mapping[str, Any]
     stats: Mapping[str, Any]
+    silent_seconds: float = 0.0
 
 
 class EngineCollector(Collector):
@@ -104,6 +105,7 @@ class EngineCollector(Collector):
             yield from _from_report(view.report)
         if view.stats:
             yield from _from_stats(view.stats, view.model_name)
+            yield _gauge("kerf_engine_silence_seconds", [((), view.silent_seconds)])
 
 
 def exposition(registry: CollectorRegistry, accept: str | None) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import zmq
 from kerf_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
+    Alive,
     EngineMessage,
     Outputs,
     Refused,
@@ -22,6 +24,7 @@ from kerf_runtime.engine.messages import (
     TokenOutput,
 )
 from kerf_runtime.engine.process import EngineLoop
+from kerf_runtime.engine.silence import ALIVE_SECONDS
 from kerf_runtime.errors import RequestError
 
 
@@ -120,6 +123,34 @@ def test_a_refused_request_is_answered_by_its_reason() -> None:
 def test_an_abort_takes_effect_before_the_next_step() -> None:
     sent = play(ScriptedCore(), add("a", 5), AbortRequest("a"), AbortRequest("unknown"))
     assert not [m for m in sent if isinstance(m, Outputs)]
+
+
+def test_an_idle_loop_says_every_second_that_it_is_alive() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox, outside = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind("inproc://requests")
+    outside.connect("inproc://requests")
+    now, said = 100.0, []
+
+    def clock() -> float:
+        """Every look at it takes a while: idle rounds of the loop are a quarter of a real second."""
+        nonlocal now
+        now += 0.3
+        assert now < 110, "the loop said nothing"
+        return now
+
+    def send(message: EngineMessage) -> None:
+        said.append((type(message), now))
+        if len(said) == 3:
+            outside.send(msgspec.msgpack.encode(Shutdown()))
+
+    try:
+        EngineLoop(ScriptedCore(), inbox, send, clock).run()
+    finally:
+        context.destroy(linger=0)
+    kinds, times = zip(*said, strict=True)
+    assert kinds == (Stats, Alive, Alive)
+    assert all(ALIVE_SECONDS <= b - a < ALIVE_SECONDS + 0.7 for a, b in pairwise(times))
 
 
 def test_shutdown_leaves_the_rest_undone() -> None:

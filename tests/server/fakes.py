@@ -145,6 +145,8 @@ class FakeClient:
     seen: list[AddRequest] = field(default_factory=list)
     hold: threading.Event | None = None
     closed: bool = False
+    silent_seconds: float = 0.0
+    is_stalled: bool = False
 
     def make_ready(self) -> FakeClient:
         """As after ``Started``."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kerf_runtime.errors import ConfigError
-from kerf_runtime.server.environment import api_key, request_seconds
+from kerf_runtime.server.environment import api_key, request_seconds, stall_seconds
 
 
 def test_without_variables_there_is_no_key_and_no_limit():
     assert api_key({}) is None
     assert api_key({"KERF_API_KEY": "", "KERF_API_KEY_FILE": ""}) is None
     assert request_seconds({"KERF_REQUEST_SECONDS": ""}) is None
+    assert stall_seconds({}) == 600
 
 
 def test_a_key_comes_from_the_variable_or_from_a_file_without_its_last_line_end(tmp_path):
@@ -48,9 +49,14 @@ def test_a_missing_file_and_two_sources_are_refused(tmp_path):
 
 def test_a_limit_is_a_positive_number_of_seconds():
     assert request_seconds({"KERF_REQUEST_SECONDS": "2.5"}) == 2.5
+    assert stall_seconds({"KERF_STALL_SECONDS": "3600"}) == 3600
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_another_limit_is_refused(text):
-    with pytest.raises(ConfigError, match="no positive number of seconds"):
-        request_seconds({"KERF_REQUEST_SECONDS": text})
+    for read, name in (
+        (request_seconds, "KERF_REQUEST_SECONDS"),
+        (stall_seconds, "KERF_STALL_SECONDS"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}.*no positive number of seconds"):
+            read({name: text})

@@ -64,6 +64,7 @@ def busy():
     """One server for all: nothing here changes it."""
     client = FakeClient().make_ready()
     client.stats = busy_stats()
+    client.silent_seconds = 42.0
     with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
         yield http
 
@@ -118,6 +119,7 @@ FROM_THE_STATISTICS = [
     ("kerf_step_duration_seconds_bucket", {"mode": "NONE", "le": "4.096"}, 0),
     ("kerf_step_duration_seconds_bucket", {"mode": "NONE", "le": "+Inf"}, 1),
     ("kerf_step_duration_seconds_sum", {"mode": "NONE"}, 100),
+    ("kerf_engine_silence_seconds", {}, 42),
     ("kerf_requests_running", {"model_name": "tiny"}, 2),
     ("kerf_requests_waiting", {"model_name": "tiny"}, 3),
     ("kerf_request_queue_seconds_bucket", {"model_name": "tiny", "le": "0.5"}, 1),

@@ -39,6 +39,20 @@ def test_a_failed_engine_turns_ready_and_health_503_with_the_reason(serve):
         assert response.json() == {"status": "failed", "detail": "/model/a.gguf: truncated"}
 
 
+def test_an_engine_that_is_stuck_in_a_step_is_not_ready_and_may_come_back(serve):
+    client = FakeClient(silent_seconds=130.4, is_stalled=True).make_ready()
+    http = serve(client)
+    ready = http.get("/ready")
+    assert ready.status_code == 503
+    assert ready.json() == {
+        "status": "stalled",
+        "detail": "one step has taken 130 seconds so far",
+    }
+    assert http.get("/health").status_code == 200
+    client.is_stalled = False
+    assert http.get("/ready").status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["ModelError", "CacheError", "EngineError", "Nonsense", "os"])
 def test_a_failure_becomes_the_error_it_was(kind):
     error = error_of(Failed(kind=kind, what="a", where="b", hint="c"))

@@ -124,12 +124,13 @@ def _serve(
     from kerf_runtime.cli.progress import open_progress
     from kerf_runtime.engine.client import EngineClient
     from kerf_runtime.models import load_tokenizer
-    from kerf_runtime.server.environment import api_key, request_seconds
+    from kerf_runtime.server.environment import api_key, request_seconds, stall_seconds
     from kerf_runtime.server.lifecycle import bind
     from kerf_runtime.server.lifecycle import serve as serve_http
     from kerf_runtime.server.state import ServerSettings
 
     key, limit = api_key(os.environ), request_seconds(os.environ)
+    client = EngineClient(args, stall_seconds=stall_seconds(os.environ))
     listener = bind(host, port)
     shown_host = f"[{host}]" if ":" in host else host
     url = f"http://{shown_host}:{listener.getsockname()[1]}"
@@ -159,7 +160,7 @@ def _serve(
     with progress:
         asyncio.run(
             serve_http(
-                EngineClient(args),
+                client,
                 lambda: load_tokenizer(args.model_path),
                 settings,
                 listener,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -16,10 +17,11 @@ import zmq
 import zmq.asyncio
 
 from kerf_runtime.engine.args import EngineArgs
-from kerf_runtime.engine.failures import describe_death, error_of
+from kerf_runtime.engine.failures import describe_death, describe_silence, error_of
 from kerf_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
+    Alive,
     EngineMessage,
     Failed,
     Outputs,
@@ -33,6 +35,7 @@ from kerf_runtime.engine.messages import (
     TokenOutput,
 )
 from kerf_runtime.engine.process import EngineProcess
+from kerf_runtime.engine.silence import ALIVE_SECONDS, STALL_SECONDS, Silence
 from kerf_runtime.errors import EngineError, KerfError, RequestError
 
 __all__ = ["EngineClient"]
@@ -53,10 +56,15 @@ class EngineClient:
     Args:
         args: what the engine serves.
         on_phase: called for every start-up message.
+        stall_seconds: how long one step may take before the engine has failed.
     """
 
     def __init__(
-        self, args: EngineArgs, *, on_phase: Callable[[Phase], None] | None = None
+        self,
+        args: EngineArgs,
+        *,
+        on_phase: Callable[[Phase], None] | None = None,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._args = args
         self._on_phase = on_phase
@@ -66,6 +74,7 @@ class EngineClient:
         self._started: Started | None = None
         self._failed: Failed | None = None
         self._stats: dict[str, Any] = {}
+        self._silence = Silence(stall_seconds)
         self._closing = False
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -94,6 +103,16 @@ class EngineClient:
         return self._stats
 
     @property
+    def silent_seconds(self) -> float:
+        """How long a started engine has said nothing; more than about a second is a long step."""
+        return self._silence.seconds
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it has said nothing for so long that it is probably stuck in a step."""
+        return self._silence.is_stalled
+
+    @property
     def pid(self) -> int | None:
         """Process id of the engine, once started."""
         return None if self._process is None else self._process.pid
@@ -107,10 +126,11 @@ class EngineClient:
         self._requests = self._context.socket(zmq.PUSH)
         self._results = zmq.asyncio.Socket(self._context, zmq.PULL)
         for socket in (self._requests, self._results):
-            # No limit: the server bounds the number of requests, and a send must never block.
-            socket.set_hwm(0)
+            socket.set_hwm(0)  # no limit: the server bounds the number of requests
             socket.linger = 0
-        self._requests.bind(process.addresses.requests)
+        # Connected, not bound: a socket that connects has its queue before there is a peer and when it is
+        # gone, while one that binds waits for a peer at every send.
+        self._requests.connect(process.addresses.requests)
         self._results.bind(process.addresses.results)
         process.start()
         self._process = process
@@ -118,6 +138,7 @@ class EngineClient:
         self._tasks = [
             asyncio.create_task(self._receive(), name="kerf-engine-results"),
             asyncio.create_task(self._watch(), name="kerf-engine-watch"),
+            asyncio.create_task(self._count_silence(), name="kerf-engine-silence"),
         ]
 
     async def wait_started(self) -> Started:
@@ -173,11 +194,11 @@ class EngineClient:
         self._break_streams(EngineError("the engine is shutting down"))
         process = self._process
         if not self._ended.is_set():
-            if self._started is not None:
+            if self._started is not None and self._failed is None:
                 self._send(Shutdown())
                 await self._wait_for_end(_SHUTDOWN_SECONDS)
             if not self._ended.is_set():
-                # Still starting (nobody reads messages then), or stuck in a step.
+                # Still starting (nobody reads messages then), failed, or stuck in a step.
                 process.terminate()
                 await self._wait_for_end(_TERMINATE_SECONDS)
         for task in self._tasks:
@@ -190,7 +211,8 @@ class EngineClient:
         self._context.term()
 
     def _send(self, message: ServerMessage) -> None:
-        self._requests.send(self._encoder.encode(message))
+        """Queue a message without ever waiting; what an engine that is gone never reads is dropped at close."""
+        self._requests.send(self._encoder.encode(message), zmq.DONTWAIT)
 
     def _on_exit(self) -> None:
         assert self._process is not None
@@ -215,7 +237,18 @@ class EngineClient:
             assert self._process is not None
             self._fail(describe_death(self._process.exit_code))
 
+    async def _count_silence(self) -> None:
+        """Give an engine up that is stuck in a step; how long it takes to start is up to the probes."""
+        while self._failed is None:
+            await asyncio.sleep(ALIVE_SECONDS)
+            if self._started is None:
+                continue
+            self._silence.tick(time.monotonic())
+            if self._silence.is_final:
+                self._fail(describe_silence(self._silence.seconds))
+
     def _handle(self, message: EngineMessage) -> None:
+        self._silence.heard()
         match message:
             case Outputs():
                 for output in message.outputs:
@@ -239,6 +272,8 @@ class EngineClient:
             case Report():
                 assert self._started is not None  # the engine reports once it has started
                 self._started = msgspec.structs.replace(self._started, report=message.report)
+            case Alive():
+                pass  # it was heard, and that is all
             case Failed():
                 self._fail(message)
 

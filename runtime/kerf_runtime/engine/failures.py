@@ -9,7 +9,7 @@ from kerf_runtime import errors
 from kerf_runtime.engine.messages import Failed
 from kerf_runtime.errors import EngineError, KerfError
 
-__all__ = ["describe_death", "describe_failure", "error_of"]
+__all__ = ["describe_death", "describe_failure", "describe_silence", "error_of"]
 
 
 def describe_failure(error: Exception) -> Failed:
@@ -41,6 +41,16 @@ def describe_death(exit_code: int | None) -> Failed:
         "engine.kvCacheMemory"
         if killed
         else "Its last words are in the log",
+    )
+
+
+def describe_silence(seconds: float) -> Failed:
+    """A step that does not end: the loop has said nothing for so long that nobody waits any longer."""
+    return Failed(
+        EngineError.__name__,
+        f"the engine has been stuck in one step for {seconds:.0f} seconds",
+        None,
+        "Its log says what came before; if steps may take as long here, raise KERF_STALL_SECONDS",
     )
 
 

@@ -2,7 +2,8 @@
 
 HTTP -> engine: ``AddRequest``, ``AbortRequest``, ``Shutdown``.
 engine -> HTTP: ``Phase`` while starting, ``Started`` once, then ``Outputs`` per step, ``Stats`` when
-numbers changed, ``Refused`` for a request that can never run, ``Failed`` before the engine dies.
+numbers changed, ``Refused`` for a request that can never run, ``Alive`` when there was nothing else to say
+for a second, ``Failed`` before the engine dies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 __all__ = [
     "AbortRequest",
     "AddRequest",
+    "Alive",
     "EngineMessage",
     "Failed",
     "Outputs",
@@ -162,6 +164,10 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, Any]
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The loop is between two steps, or idle."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot go on; mirrors ``KerfError`` (kind is the class name)."""
 
@@ -172,4 +178,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ServerMessage = AddRequest | AbortRequest | Shutdown
-EngineMessage = Phase | Started | Report | Outputs | Refused | Stats | Failed
+EngineMessage = Phase | Started | Report | Outputs | Refused | Stats | Alive | Failed

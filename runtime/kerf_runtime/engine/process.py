@@ -31,6 +31,7 @@ from kerf_runtime.engine.failures import describe_failure
 from kerf_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
+    Alive,
     EngineMessage,
     Outputs,
     Phase,
@@ -41,6 +42,7 @@ from kerf_runtime.engine.messages import (
     Stats,
     TokenOutput,
 )
+from kerf_runtime.engine.silence import ALIVE_SECONDS
 from kerf_runtime.errors import EngineError, KerfError, RequestError
 from kerf_runtime.termination import EXIT_TERMINATED, Terminated, terminable
 
@@ -76,7 +78,7 @@ class Addresses:
 
 
 class EngineProcess:
-    """A spawned engine.  Bind both addresses before ``start``; the engine connects to them."""
+    """A spawned engine.  It binds ``addresses.requests``, its parent ``addresses.results``."""
 
     def __init__(self, args: EngineArgs) -> None:
         folder = tempfile.mkdtemp(prefix="kerf-")
@@ -169,14 +171,21 @@ class EngineLoop:
         core: started.
         inbox: socket to read ``ServerMessage`` from.
         send: sends one ``EngineMessage``.
+        clock: seconds that only grow.
     """
 
     def __init__(
-        self, core: Core, inbox: zmq.Socket[bytes], send: Callable[[EngineMessage], None]
+        self,
+        core: Core,
+        inbox: zmq.Socket[bytes],
+        send: Callable[[EngineMessage], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._inbox = inbox
-        self._send = send
+        self._deliver = send
+        self._clock = clock
+        self._spoke = 0.0
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
         self._stats_sent = 0.0
         self._report_sent = 0.0
@@ -196,6 +205,12 @@ class EngineLoop:
                 self._report_stale |= self._core.capture_next()
             self._send_report()
             self._send_stats()
+            if self._clock() - self._spoke >= ALIVE_SECONDS:
+                self._send(Alive())
+
+    def _send(self, message: EngineMessage) -> None:
+        self._deliver(message)
+        self._spoke = self._clock()
 
     def _read(self, *, wait: bool) -> bool:
         """Handle every message that is there; False once told to stop."""
@@ -223,7 +238,7 @@ class EngineLoop:
         """What a progressive capture has reached, now and then and at its end."""
         if not self._report_stale:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._core.captures_pending and now - self._report_sent < _STATS_SECONDS:
             return
         self._send(Report(self._core.report()))
@@ -234,7 +249,7 @@ class EngineLoop:
         """Numbers go out now and then while working, and once more when the work is done."""
         if not self._stats_stale:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._core.has_work and now - self._stats_sent < _STATS_SECONDS:
             return
         self._send(Stats(self._core.stats()))
@@ -255,7 +270,6 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
     for socket in (inbox, outbox):
         socket.set_hwm(0)
         socket.linger = _LINGER_MILLISECONDS
-    inbox.connect(addresses.requests)
     outbox.connect(addresses.results)
     encoder = msgspec.msgpack.Encoder()
 
@@ -264,6 +278,7 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
 
     code = 0
     try:
+        inbox.bind(addresses.requests)
         from kerf_runtime.engine.core import EngineCore
 
         core = EngineCore(args, spawned=spawned)

@@ -53,7 +53,7 @@ def create_app(
     def view() -> EngineView:
         started = client.started
         report = {} if started is None else started.report
-        return EngineView(settings.served_name, report, client.stats)
+        return EngineView(settings.served_name, report, client.stats, client.silent_seconds)
 
     registry.register(EngineCollector(view))
     app = FastAPI(

@@ -9,9 +9,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from kerf_runtime.engine.silence import STALL_SECONDS
 from kerf_runtime.errors import ConfigError
 
-__all__ = ["api_key", "request_seconds"]
+__all__ = ["api_key", "request_seconds", "stall_seconds"]
 
 
 def api_key(environ: Mapping[str, str]) -> str | None:
@@ -51,7 +52,20 @@ def request_seconds(environ: Mapping[str, str]) -> float | None:
     Raises:
         ConfigError: it is no positive number.
     """
-    text = environ.get("KERF_REQUEST_SECONDS") or None
+    return _seconds(environ, "KERF_REQUEST_SECONDS")
+
+
+def stall_seconds(environ: Mapping[str, str]) -> float:
+    """Seconds that one step may take before the engine has failed, from ``KERF_STALL_SECONDS``.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    return _seconds(environ, "KERF_STALL_SECONDS") or STALL_SECONDS
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    text = environ.get(name) or None
     if text is None:
         return None
     try:
@@ -59,7 +73,5 @@ def request_seconds(environ: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigError(
-            f"{text!r} is no positive number of seconds", where="KERF_REQUEST_SECONDS"
-        )
+        raise ConfigError(f"{text!r} is no positive number of seconds", where=name)
     return seconds

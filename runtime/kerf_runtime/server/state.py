@@ -43,6 +43,14 @@ class Client(Protocol):
     def stats(self) -> dict[str, Any]:
         """The latest ``kerf_runtime.stats.EngineStats.to_values()``; empty before the first."""
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long a started engine has said nothing."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it has said nothing for so long that it is probably stuck in a step."""
+
     def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput, None]:
         """Tokens of one request; closing the generator aborts it."""
 
@@ -88,7 +96,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether requests may come, and if not, why: ``status`` is the phase, ``draining`` or ``failed``."""
+    """Whether requests may come, and if not, why: ``status`` is the phase, ``stalled``, ``draining`` or ``failed``."""
 
     ready: bool
     status: str
@@ -116,7 +124,7 @@ class ServerState:
     """A failure of this process's own start-up, such as an unreadable tokenizer."""
     draining_since: float | None = None
     outstanding: int = 0
-    """Requests accepted and not yet answered in full, one per prompt."""
+    """Answers that are owed, from before their prompts are tokenised until they are complete."""
     long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """Held while a long text is tokenised: many at once would take the memory of all of them."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -140,6 +148,9 @@ class ServerState:
             return Readiness(False, phase.name, phase.detail, phase.fraction)
         if self.tokenizer is None:
             return Readiness(False, "tokenizer", "loading the tokenizer")
+        if self.client.is_stalled:
+            silent = self.client.silent_seconds
+            return Readiness(False, "stalled", f"one step has taken {silent:.0f} seconds so far")
         return Readiness(True, "ready")
 
     def refuses_new_requests(self) -> bool:
