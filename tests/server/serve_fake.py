@@ -1,7 +1,7 @@
 """Runs ``lifecycle.serve`` over the fake engine in a process of its own, for tests of signals.
 
 Says the address, then ``ready``, then ``asked`` for every request, then the name of the error that
-ended it, if one did.  Commands on standard input: ``fail`` makes the engine fail, ``release`` lets held requests go on.
+ended it, if one did; with ``slow-texts`` also ``tokenising`` at every long text.  Commands on standard input: ``fail`` makes the engine fail, ``release`` lets held requests go on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 
 from tests.server.fakes import ByteTokenizer, FakeClient
 
@@ -21,6 +22,16 @@ from kerf_runtime.server.state import ServerSettings
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+class SlowTokenizer(ByteTokenizer):
+    """Takes a second for long texts, of which it keeps a few tokens."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > 4096:
+            say("tokenising")
+            time.sleep(1)
+        return super().encode(text[:8], add_special_tokens)
 
 
 def main() -> int:
@@ -42,7 +53,7 @@ def main() -> int:
     def load() -> ByteTokenizer:
         if "no-tokenizer" in options:
             raise ModelError("no tokenizer", where="/model")
-        return ByteTokenizer()
+        return SlowTokenizer() if "slow-texts" in options else ByteTokenizer()
 
     threading.Thread(target=commands, daemon=True).start()
     listener = bind("127.0.0.1", 0)

@@ -40,14 +40,14 @@ class Served:
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def ask(self) -> threading.Thread:
+    def ask(self, prompt: str = "a", until: str = "asked") -> threading.Thread:
         def post() -> None:
-            body = {"model": "tiny", "prompt": "a"}
+            body = {"model": "tiny", "prompt": prompt}
             self.answers.append(self.http.post("/v1/completions", json=body))
 
         thread = threading.Thread(target=post)
         thread.start()
-        assert self.line() == "asked"
+        assert self.line() == until
         return thread
 
     def say(self, command: str) -> None:
@@ -113,6 +113,19 @@ def test_sigterm_drains(served):
     assert "shutting down" in refused.json()["error"]["message"]
     assert server.process.poll() is None
     server.say("release")
+    assert server.process.wait(10) == 0
+    asking.join(10)
+    assert server.answers[0].json()["choices"][0]["text"] == "Hello"
+
+
+def test_a_request_whose_text_is_tokenised_at_sigterm_is_answered(served):
+    server = served("slow-texts")
+    assert server.line() == "ready"
+    server.say("release")
+    asking = server.ask("a" * 5000, until="tokenising")
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: server.ready().status_code == 503)
+    assert server.ready().json() == {"status": "draining", "detail": "1 requests are still running"}
     assert server.process.wait(10) == 0
     asking.join(10)
     assert server.answers[0].json()["choices"][0]["text"] == "Hello"

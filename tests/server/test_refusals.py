@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
-from tests.server.fakes import FakeClient, eventually
+from tests.server.fakes import ByteTokenizer, FakeClient, eventually
 
 from kerf_runtime.engine.messages import Failed, Phase
 
@@ -96,6 +97,80 @@ def test_a_request_that_takes_too_long_is_504_and_aborted(serve):
     stream = complete(http, stream=True)
     assert '"code":"timeout"' in stream.text
     assert "[DONE]" not in stream.text
+    eventually(lambda: http.state.outstanding == 0)
+
+
+class HeldTokenizer(ByteTokenizer):
+    """Tokenises long texts, to a few tokens, only while ``go`` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+        self.begun = 0
+
+    def encode(self, text, add_special_tokens=True):
+        if len(text) > 4096:
+            self.begun += 1
+            assert self.go.wait(20)
+        return super().encode(text[:8], add_special_tokens)
+
+
+LONG = "a" * 5000
+
+
+@pytest.fixture
+def held():
+    """Goes on after the test whatever it did: the server waits for its threads."""
+    tokenizer = HeldTokenizer()
+    yield tokenizer
+    tokenizer.go.set()
+
+
+@pytest.mark.parametrize("ask", [complete, chat])
+def test_waiting_for_the_tokens_of_a_prompt_is_a_part_of_the_time_of_a_request(serve, held, ask):
+    client = FakeClient().make_ready()
+    http = serve(client, request_seconds=0.2)
+    http.state.tokenizer = held
+    fields = {
+        complete: {"prompt": LONG},
+        chat: {"messages": [{"role": "user", "content": LONG}]},
+    }[ask]
+    began = time.monotonic()
+    assert error_of(ask(http, **fields), 504)["code"] == "timeout"
+    assert time.monotonic() - began < 5
+    assert http.state.outstanding == 0
+    held.go.set()
+    eventually(lambda: not http.state.long_texts.locked() and held.begun == 1)
+    assert client.seen == []
+    assert complete(http).status_code == 200
+
+
+def test_texts_that_were_given_up_count_as_tokenised_until_their_threads_are_done(serve, held):
+    """Else the memory of any number of them could be taken at once."""
+    http = serve(FakeClient().make_ready(), request_seconds=0.1)
+    http.state.tokenizer = held
+    for _ in range(6):
+        error_of(complete(http, prompt=LONG), 504)
+    assert held.begun == 4
+    assert http.state.long_texts.locked()
+    held.go.set()
+    eventually(lambda: not http.state.long_texts.locked())
+    assert complete(http, prompt=LONG).status_code == 200
+
+
+def test_requests_hold_their_places_in_the_queue_while_they_are_tokenised(serve, held):
+    client = FakeClient().make_ready()
+    http = serve(client, max_num_seqs=1, max_queue_len=0)
+    http.state.tokenizer = held
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(complete(http, prompt=LONG)))
+    thread.start()
+    eventually(lambda: held.begun == 1)
+    assert http.state.outstanding == 1
+    assert error_of(complete(http), 429)["code"] == "queue_full"
+    held.go.set()
+    thread.join(10)
+    assert answers[0].status_code == 200
     eventually(lambda: http.state.outstanding == 0)
 
 

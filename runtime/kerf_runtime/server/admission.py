@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from kerf_runtime.engine.messages import AddRequest, Started
@@ -24,7 +24,7 @@ from kerf_runtime.server.state import ChatTokenizer, ServerState
 from kerf_runtime.server.turns import in_turns
 from kerf_runtime.server.unsupported import check_extra_fields
 
-__all__ = ["Admitted", "admit_chat", "admit_completion", "slot"]
+__all__ = ["Admitted", "admit_chat", "admit_completion"]
 
 _INLINE_CHARACTERS = 4096
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing."""
@@ -55,15 +55,22 @@ class Admitted:
     echoes: tuple[str, ...]
 
 
-async def admit_completion(state: ServerState, body: CompletionRequest) -> Admitted:
+async def admit_completion(
+    state: ServerState, body: CompletionRequest, holding: ExitStack
+) -> Admitted:
     """Check a completions request and tokenise its prompts.
+
+    Args:
+        state: of the server.
+        body: the request.
+        holding: keeps its places in the queue until it is left.
 
     Raises:
         KerfError: it cannot be served; the status is in the class.
     """
     tokenizer, started = _check_servable(state, body)
     prompts = body.prompts()
-    _check_answers(state, body, len(prompts))
+    holding.enter_context(_places(state, _check_answers(state, body, len(prompts))))
     token_lists = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -81,14 +88,19 @@ async def admit_completion(state: ServerState, body: CompletionRequest) -> Admit
     return replace(admitted, echoes=echoes)
 
 
-async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
+async def admit_chat(state: ServerState, body: ChatRequest, holding: ExitStack) -> Admitted:
     """Check a chat request, apply the checkpoint's template and tokenise.
+
+    Args:
+        state: of the server.
+        body: the request.
+        holding: keeps its places in the queue until it is left.
 
     Raises:
         KerfError: it cannot be served; the status is in the class.
     """
     tokenizer, started = _check_servable(state, body)
-    _check_answers(state, body, 1)
+    holding.enter_context(_places(state, _check_answers(state, body, 1)))
     if len(body.messages) > started.max_model_len:
         raise RequestError(
             f"{len(body.messages)} messages; the model's limit is {started.max_model_len} tokens",
@@ -113,8 +125,8 @@ async def admit_chat(state: ServerState, body: ChatRequest) -> Admitted:
 
 
 @contextmanager
-def slot(state: ServerState, count: int) -> Iterator[None]:
-    """Hold places in the queue while ``count`` prompts run.
+def _places(state: ServerState, count: int) -> Iterator[None]:
+    """Hold places in the queue for ``count`` answers, from before they are tokenised: draining waits for them.
 
     Raises:
         OverloadedError: more requests wait than maxQueueLen allows.
@@ -163,9 +175,10 @@ async def _encode(state: ServerState, text: str, *, special: bool, where: str) -
     check_text(text, where=where)
     if len(text) <= _INLINE_CHARACTERS:
         return tokenizer.encode(text, special)
-    async with state.long_texts:
+
+    def encode_long() -> list[int]:
         if len(text) > _SAMPLE_CHARACTERS:
-            sample = await asyncio.to_thread(tokenizer.encode, text[:_SAMPLE_CHARACTERS], special)
+            sample = tokenizer.encode(text[:_SAMPLE_CHARACTERS], special)
             # Half as many more: the last word is cut, and may come out as more tokens than the whole.
             if len(sample) > 1.5 * started.max_model_len:
                 raise RequestError(
@@ -175,7 +188,13 @@ async def _encode(state: ServerState, text: str, *, special: bool, where: str) -
                     where=where,
                     hint="Shorten the prompt",
                 )
-        return await asyncio.to_thread(tokenizer.encode, text, special)
+        return tokenizer.encode(text, special)
+
+    await state.long_texts.acquire()
+    encoding = asyncio.get_running_loop().run_in_executor(None, encode_long)
+    # A request may be given up meanwhile, but not its thread: it has its memory until it is done.
+    encoding.add_done_callback(lambda _: state.long_texts.release())
+    return await asyncio.shield(encoding)
 
 
 def _check_tokens(tokens: list[int], vocab_size: int, *, where: str) -> list[int]:
@@ -187,7 +206,8 @@ def _check_tokens(tokens: list[int], vocab_size: int, *, where: str) -> list[int
     return tokens
 
 
-def _check_answers(state: ServerState, body: SamplingFields, prompts: int) -> None:
+def _check_answers(state: ServerState, body: SamplingFields, prompts: int) -> int:
+    """How many answers are asked for."""
     answers, most = prompts * (body.n or 1), state.settings.max_answers
     if answers > most:
         raise RequestError(
@@ -196,6 +216,7 @@ def _check_answers(state: ServerState, body: SamplingFields, prompts: int) -> No
             where="n" if prompts <= most and body.n else "prompt",
             hint="Send several requests",
         )
+    return answers
 
 
 def _admitted(

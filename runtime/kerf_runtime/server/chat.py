@@ -14,7 +14,7 @@ from kerf_runtime.server.admission import Admitted, admit_chat
 from kerf_runtime.server.completions import collect_all, usage
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_CHAT
-from kerf_runtime.server.generation import Answer, Piece
+from kerf_runtime.server.generation import Answer, Piece, time_limit
 from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
 from kerf_runtime.server.responses import DONE, answer_response, event
 from kerf_runtime.server.schema import ChatRequest
@@ -30,15 +30,13 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     arrived = time.perf_counter()
     context = context_of(request)
-    with context.counting_refusals():
-        admitted = await admit_chat(context.state, body)
-        with ExitStack() as stack:
-            running = stack.enter_context(context.answering(admitted, arrived))
-            if body.stream:
-                return EventStream(
-                    _events(context, admitted, body, running), holding=stack.pop_all()
-                )
-            whole = await unless_disconnected(request, _whole(context, admitted, body, running))
+    with context.counting_refusals(), ExitStack() as stack:
+        async with time_limit(arrived, context.state.settings.request_seconds):
+            admitted = await admit_chat(context.state, body, stack)
+        running = stack.enter_context(context.answering(admitted, arrived))
+        if body.stream:
+            return EventStream(_events(context, admitted, body, running), holding=stack.pop_all())
+        whole = await unless_disconnected(request, _whole(context, admitted, body, running))
     return answer_response({**_head(admitted, body.model, "chat.completion"), **whole})
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from kerf_runtime.server.admission import Admitted, admit_completion
 from kerf_runtime.server.context import ServerContext, context_of
 from kerf_runtime.server.documentation import ANSWERS_OF_COMPLETIONS
-from kerf_runtime.server.generation import Answer, Piece, collect
+from kerf_runtime.server.generation import Answer, Piece, collect, time_limit
 from kerf_runtime.server.logprobs import completion_logprobs
 from kerf_runtime.server.responses import DONE, answer_response, event
 from kerf_runtime.server.schema import CompletionRequest
@@ -30,15 +30,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     arrived = time.perf_counter()
     context = context_of(request)
-    with context.counting_refusals():
-        admitted = await admit_completion(context.state, body)
-        with ExitStack() as stack:
-            running = stack.enter_context(context.answering(admitted, arrived))
-            if body.stream:
-                return EventStream(
-                    _events(context, admitted, body, running), holding=stack.pop_all()
-                )
-            whole = await unless_disconnected(request, _whole(context, admitted, body, running))
+    with context.counting_refusals(), ExitStack() as stack:
+        async with time_limit(arrived, context.state.settings.request_seconds):
+            admitted = await admit_completion(context.state, body, stack)
+        running = stack.enter_context(context.answering(admitted, arrived))
+        if body.stream:
+            return EventStream(_events(context, admitted, body, running), holding=stack.pop_all())
+        whole = await unless_disconnected(request, _whole(context, admitted, body, running))
     return answer_response({**_head(admitted, body.model), **whole})
 
 

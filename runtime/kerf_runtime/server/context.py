@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from kerf_runtime.errors import OverloadedError
 from kerf_runtime.metrics import RequestMetrics
-from kerf_runtime.server.admission import Admitted, slot
+from kerf_runtime.server.admission import Admitted
 from kerf_runtime.server.generation import Piece, generate
 from kerf_runtime.server.logprobs import TokenTexts
 from kerf_runtime.server.state import ServerState
@@ -33,12 +33,9 @@ class ServerContext:
     def answering(
         self, admitted: Admitted, arrived: float
     ) -> Iterator[list[AsyncGenerator[Piece, None]]]:
-        """Pieces of every answer of ``admitted``; holds their places in the queue until it is left.
+        """Pieces of every answer of ``admitted``.
 
         However a request ends, each of its answers is counted once.
-
-        Raises:
-            OverloadedError: more requests wait than maxQueueLen allows.
         """
         tokenizer = self.state.tokenizer
         assert tokenizer is not None  # admission refuses requests before it is loaded
@@ -49,24 +46,23 @@ class ServerContext:
             unfinished -= 1
             self.metrics.finished(reason)
 
-        with slot(self.state, unfinished):
-            try:
-                yield [
-                    generate(
-                        self.state.client,
-                        tokenizer,
-                        self.metrics,
-                        request,
-                        admitted.stops,
-                        arrived,
-                        ended=ended,
-                        seconds=self.state.settings.request_seconds,
-                    )
-                    for request in admitted.requests
-                ]
-            finally:
-                for _ in range(unfinished):  # the client left before the first piece was asked for
-                    self.metrics.finished("abort")
+        try:
+            yield [
+                generate(
+                    self.state.client,
+                    tokenizer,
+                    self.metrics,
+                    request,
+                    admitted.stops,
+                    arrived,
+                    ended=ended,
+                    seconds=self.state.settings.request_seconds,
+                )
+                for request in admitted.requests
+            ]
+        finally:
+            for _ in range(unfinished):  # the client left before the first piece was asked for
+                self.metrics.finished("abort")
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from kerf_runtime.engine.messages import AddRequest, TokenLogprobs, TokenOutput
@@ -18,7 +18,7 @@ from kerf_runtime.server.responses import TimedOutError
 from kerf_runtime.server.state import ChatTokenizer, Client
 from kerf_runtime.server.turns import in_turns
 
-__all__ = ["Answer", "Piece", "collect", "generate"]
+__all__ = ["Answer", "Piece", "collect", "generate", "time_limit"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ async def generate(
     try:
         # Closing explicitly: the abort must not wait for the garbage collector.
         outputs = client.generate(request)
-        timed = outputs if seconds is None else _within(outputs, arrived + seconds, seconds)
+        timed = outputs if seconds is None else _within(outputs, arrived, seconds)
         async with aclosing(outputs), aclosing(timed):
             async for output in timed:
                 clock.tokens(len(output.token_ids))
@@ -122,21 +122,39 @@ async def collect(pieces: AsyncIterator[Piece]) -> Answer:
     return Answer("".join(texts), tokens, reason, tuple(entries), tuple(prompt), cached)
 
 
+@asynccontextmanager
+async def time_limit(arrived: float, seconds: float | None) -> AsyncIterator[None]:
+    """Give up what is inside ``seconds`` after the request ``arrived`` (a ``perf_counter`` value).
+
+    Raises:
+        TimedOutError: the time is over.
+    """
+    if seconds is None:
+        yield
+        return
+    left = arrived + seconds - time.perf_counter()
+    try:
+        if left <= 0.0:
+            raise TimeoutError  # without waiting for what is inside to wait
+        async with asyncio.timeout(left):
+            yield
+    except TimeoutError:
+        raise TimedOutError(
+            f"the answer was not finished within {seconds:g} seconds",
+            hint="Ask for fewer tokens, or retry when there is less load",
+        ) from None
+
+
 async def _within(
-    outputs: AsyncGenerator[TokenOutput, None], deadline: float, seconds: float
+    outputs: AsyncGenerator[TokenOutput, None], arrived: float, seconds: float
 ) -> AsyncGenerator[TokenOutput, None]:
-    """The outputs, until the ``perf_counter`` says ``deadline``, ``seconds`` after the arrival."""
+    """The outputs, until ``seconds`` after the arrival."""
     while True:
-        try:
-            left = deadline - time.perf_counter()
-            output = await asyncio.wait_for(anext(outputs), max(left, 0.0))
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise TimedOutError(
-                f"the answer was not finished within {seconds:g} seconds",
-                hint="Ask for fewer tokens, or retry when there is less load",
-            ) from None
+        async with time_limit(arrived, seconds):
+            try:
+                output = await anext(outputs)
+            except StopAsyncIteration:
+                return
         yield output
 
 
