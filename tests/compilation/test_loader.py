@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kerf_runtime.compilation import loader
 from kerf_runtime.compilation.artifact import load_artifact
 from kerf_runtime.compilation.loader import load_wrapper, parse_wrapper
 from kerf_runtime.errors import CompileError
@@ -52,6 +53,68 @@ def test_a_wrapper_runs_and_empties_its_list_of_inputs():
     assert inputs == []
     assert torch.equal(result, x @ x.t())
     assert size == 3
+
+
+BIASED = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1, arg2_1 = args
+        args.clear()
+        buf0 = empty_strided_cpu((4, 5), (5, 1), torch.float32)
+        extern_kernels.bias_addmm(BIAS, arg1_1, arg2_1, alpha=2, beta=3, out=buf0)
+        return (buf0, )
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias"),
+    [
+        ((5,), "reinterpret_tensor(arg0_1, (4, 5), (0, 1), 0)"),
+        ((1, 5), "arg0_1"),
+        ((4, 5), "arg0_1"),
+    ],
+)
+def test_a_product_with_a_bias_that_tuning_chose_runs(shape, bias):
+    added, x, weight = (torch.randn(s) for s in (shape, (4, 3), (3, 5)))
+    expected = torch.addmm(added, x, weight, alpha=2, beta=3)
+    (result,) = load(HEAD + BIASED.replace("BIAS", bias), num_inputs=3)([added, x, weight])
+    torch.testing.assert_close(result, expected)
+
+
+def test_a_bias_that_is_the_same_in_every_row_goes_in_as_one_row(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "addmm", lambda bias, *_, **__: given.append(bias.shape))
+    for bias in (torch.ones(5).expand(4, 5), torch.ones(4, 5)):
+        loader._bias_addmm(bias, torch.ones(4, 3), torch.ones(3, 5))
+    assert given == [(5,), (4, 5)]
+
+
+def test_the_sum_of_two_products_that_tuning_chose_runs():
+    source = HEAD + BIASED.replace(
+        "bias_addmm(BIAS, arg1_1, arg2_1, alpha=2, beta=3,",
+        "_mm_plus_mm(arg0_1, arg2_1, arg1_1, arg2_1,",
+    )
+    x, y, weight = torch.randn(4, 3), torch.randn(4, 3), torch.randn(3, 5)
+    (result,) = load(source, num_inputs=3)([x, y, weight])
+    torch.testing.assert_close(result, x @ weight + y @ weight)
+
+
+def test_every_product_that_is_tuned_is_known_under_the_name_torch_gives_it():
+    from torch._inductor.kernel import bmm, mm, mm_plus_mm
+
+    choices = [
+        mm.aten_mm,
+        mm.aten_mm_dtype,
+        mm.aten_addmm,
+        mm.aten_bias_addmm,
+        mm.aten__fp8_mm,
+        bmm.aten_bmm,
+        bmm.aten_bmm_dtype,
+        bmm.aten_baddbmm,
+        mm_plus_mm.aten_mm_plus_mm,
+    ]
+    for choice in choices:
+        parse_wrapper(wrapper(f"{choice.call_name()}(buf0)"))
 
 
 def test_nothing_outside_the_call_function_runs():

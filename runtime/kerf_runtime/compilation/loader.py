@@ -25,6 +25,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kerf_runtime.compilation.launch import load_kernel
 from kerf_runtime.errors import CompileError
@@ -34,13 +35,43 @@ __all__ = ["SUPPORTED_TORCH", "KernelSource", "WrapperSource", "load_wrapper", "
 SUPPORTED_TORCH = ("2.11",)
 """Versions whose wrapper format this module was tested on."""
 
+
+def _bias_addmm(
+    bias: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    out: Tensor | None = None,
+    alpha: float = 1,
+    beta: float = 1,
+) -> Tensor:
+    """``addmm``; a bias that is the same in every row goes in as one row, for which there are faster kernels.
+
+    A candidate beside ``addmm`` where products are tuned.
+
+    Args:
+        bias: [M, N]; a broadcast row has stride 0.
+        first: [M, K].
+        second: [K, N].
+    """
+    one_row = bias.size(0) == 1 or (bias.stride(0) == 0 and bias.size(0) > 0)
+    added = bias[0] if one_row else bias
+    result: Tensor = torch.addmm(added, first, second, out=out, alpha=alpha, beta=beta)
+    return result
+
+
 _EXTERN_KERNELS: dict[str, Callable[..., Any]] = {
     "mm": torch.mm,
+    "mm_dtype": torch.mm,
     "addmm": torch.addmm,
+    "bias_addmm": _bias_addmm,
     "bmm": torch.bmm,
+    "bmm_dtype": torch.bmm,
     "baddbmm": torch.baddbmm,
     "_scaled_mm": torch._scaled_mm,
+    "_mm_plus_mm": torch.ops.inductor._mm_plus_mm,  # an operator of torch itself
 }
+"""What Inductor chooses among where it tunes products, and what it calls where it does not."""
 _BUILTINS = {"abs", "bool", "float", "int", "len", "max", "min", "range", "round", "tuple"}
 """What a wrapper computes sizes with; whatever can reach outside of it is not among them."""
 _IGNORED_NAMES = {
