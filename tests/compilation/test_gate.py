@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kerf_runtime.compilation.gate import Difference, check_numerics, tolerance_for
+from kerf_runtime.compilation.gate import (
+    Difference,
+    check_numerics,
+    checked_sizes,
+    tolerance_for,
+)
 from kerf_runtime.compilation.probe import PieceError
 from kerf_runtime.errors import NumericalGateError
 
@@ -38,7 +43,7 @@ def moved(distance):
     return lambda ids, positions: eager(ids, positions) + distance * signs[ids]
 
 
-def check(compiled, *, reference=eager, dtype=torch.float32, probe=None):
+def check(compiled, *, reference=eager, dtype=torch.float32, probe=None, sizes=()):
     return check_numerics(
         reference,
         compiled,
@@ -48,6 +53,7 @@ def check(compiled, *, reference=eager, dtype=torch.float32, probe=None):
         max_positions=100,
         device=torch.device("cpu"),
         tolerance=tolerance_for(dtype),
+        static_sizes=sizes,
     )
 
 
@@ -165,3 +171,29 @@ def test_nobody_asks_what_rounding_does_where_the_logits_agree():
 def test_in_float32_rounding_is_no_excuse():
     with pytest.raises(NumericalGateError, match=r"limit 0\.01\)"):
         check(moved(0.1), probe=FakeProbe(noise=4.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "compared"),
+    [
+        ((), ()),
+        ((16, 1), (1, 16)),
+        (range(1, 9), tuple(range(1, 9))),
+        (range(8, 257, 8), (8, 40, 72, 112, 144, 184, 216, 256)),
+    ],
+)
+def test_few_static_sizes_are_all_compared_and_of_many_the_ends_and_some_between(sizes, compared):
+    assert checked_sizes(sizes) == compared
+
+
+@pytest.mark.parametrize("row", [0, 255, 256, 599])
+def test_every_row_of_a_large_static_size_is_compared(row):
+    def wrong(ids, positions):
+        hidden = eager(ids, positions).clone()
+        if len(ids) == 600:
+            hidden[row, 3] += 1
+        return hidden
+
+    assert check(eager, sizes=(600,)).static_sizes == (600,)
+    with pytest.raises(NumericalGateError, match=r"batch sizes 1, 2, 7, 32, 61, 600"):
+        check(wrong, sizes=(600,))

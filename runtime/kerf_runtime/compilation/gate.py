@@ -12,7 +12,15 @@ from torch import Tensor
 from kerf_runtime.compilation.probe import PieceError, difference
 from kerf_runtime.errors import NumericalGateError
 
-__all__ = ["Difference", "GateResult", "Probe", "Tolerance", "check_numerics", "tolerance_for"]
+__all__ = [
+    "Difference",
+    "GateResult",
+    "Probe",
+    "Tolerance",
+    "check_numerics",
+    "checked_sizes",
+    "tolerance_for",
+]
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 
@@ -28,7 +36,9 @@ class Probe(Protocol):
 _HINT = "Nothing was published. Remove options from compilation.inductorConfig, or set level 0"
 
 _BATCH_SIZES = (1, 2, 7, 32, 61)
-
+_MOST_STATIC_SIZES = 8
+_ROWS = 256
+"""Logits are compared so many rows at a time: those of a large batch would not fit beside the model."""
 
 _ROUNDINGS = 3.0
 """How many times as far as one more rounding takes it the compiled model may be from the eager one."""
@@ -78,6 +88,7 @@ class GateResult:
     Attributes:
         logits: of compiled and eager.
         piece: the compiled piece that came nearest to what is accepted of it.
+        static_sizes: numbers of tokens with code of their own that were compared beside ``batchSizes``.
         rounding: of the eager model and itself with every piece's result moved by up to one unit in the last
             place; None where nobody had to know.
     """
@@ -87,6 +98,7 @@ class GateResult:
     rounding: Difference | None = None
     limit: Difference | None = None
     """What was accepted of the logits, where rounding made it more than the tolerance."""
+    static_sizes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """camelCase document for the manifest and the Job's result."""
@@ -95,6 +107,8 @@ class GateResult:
             **self.logits.to_json(),
             "batchSizes": list(_BATCH_SIZES),
         }
+        if self.static_sizes:
+            document["staticSizes"] = list(self.static_sizes)
         if self.piece is not None:
             document["piece"] = {"maxRelError": self.piece.error, "limit": self.piece.limit}
         if self.rounding is not None:
@@ -122,8 +136,11 @@ def check_numerics(
     max_positions: int,
     device: torch.device,
     tolerance: Tolerance,
+    static_sizes: Sequence[int] = (),
 ) -> GateResult:
     """Compare two forwards on random tokens at several batch sizes, and every compiled piece with its program.
+
+    Sizes with code of their own come on top, as many of them as ``checked_sizes`` says.
 
     Without a forward context's attention metadata the attention op gives zeros in both, so the
     comparison covers everything that was compiled; attention itself is not compiled.
@@ -135,7 +152,10 @@ def check_numerics(
     Raises:
         NumericalGateError: beyond the tolerance; names the numbers.
     """
-    batches = _batches(vocab_size, max_positions, device)
+    own_code = checked_sizes(static_sizes)
+    # Last, and again where a size is among the others: the first call of a piece takes the general code.
+    sizes = (*_BATCH_SIZES, *own_code)
+    batches = _batches(sizes, vocab_size, max_positions, device)
     apart = _compare(eager, compiled, logits, batches)
     rounding, limit = None, tolerance.logits
     if probe is not None:
@@ -156,15 +176,27 @@ def check_numerics(
             f"compiled logits differ from eager ones: max abs {apart.max_abs_error:.3g} (limit "
             f"{limit.max_abs_error:.3g}), max rel {apart.max_rel_error:.3g} (limit {limit.max_rel_error:.3g}), greedy "
             f"agreement {apart.greedy_agreement:.3f} (limit {limit.greedy_agreement:.3g}), at batch sizes "
-            f"{', '.join(map(str, _BATCH_SIZES))}",
+            f"{', '.join(map(str, sizes))}",
             hint=_HINT,
         )
     loosened = None if limit is tolerance.logits else limit
-    return GateResult(apart, None if probe is None else probe.worst, rounding, loosened)
+    worst_piece = None if probe is None else probe.worst
+    return GateResult(apart, worst_piece, rounding, loosened, own_code)
+
+
+def checked_sizes(static_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Which static sizes are compared: all of a few; of many the smallest, the largest and some evenly between."""
+    sizes = sorted(set(static_sizes))
+    if len(sizes) <= _MOST_STATIC_SIZES:
+        return tuple(sizes)
+    last = len(sizes) - 1
+    return tuple(
+        sizes[index * last // (_MOST_STATIC_SIZES - 1)] for index in range(_MOST_STATIC_SIZES)
+    )
 
 
 def _batches(
-    vocab_size: int, max_positions: int, device: torch.device
+    sizes: Sequence[int], vocab_size: int, max_positions: int, device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
     """Random token ids and positions."""
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -173,7 +205,7 @@ def _batches(
             torch.randint(vocab_size, (size,), generator=generator).to(device),
             torch.randint(max_positions, (size,), generator=generator).to(device),
         )
-        for size in _BATCH_SIZES
+        for size in sizes
     ]
 
 
@@ -186,15 +218,19 @@ def _compare(
     max_abs = max_rel = 0.0
     agree = total = 0
     for ids, positions in batches:
-        expected, actual = logits(eager(ids, positions)), logits(other(ids, positions))
-        if bool(expected.isnan().any()):
-            raise NumericalGateError(
-                f"the model itself, before anything is compiled, gives logits that are no numbers, at {len(ids)} tokens",
-                hint="Its weights are damaged, or too large for engine.dtype",
-            )
-        absolute, relative = difference(expected, actual)
-        max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
-        agree += int((expected.argmax(-1) == actual.argmax(-1)).sum())
+        hidden = zip(
+            eager(ids, positions).split(_ROWS), other(ids, positions).split(_ROWS), strict=True
+        )
+        for expected, actual in ((logits(one), logits(two)) for one, two in hidden):
+            if bool(expected.isnan().any()):
+                raise NumericalGateError(
+                    "the model itself, before anything is compiled, gives logits that are no numbers, "
+                    f"at {len(ids)} tokens",
+                    hint="Its weights are damaged, or too large for engine.dtype",
+                )
+            absolute, relative = difference(expected, actual)
+            max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
+            agree += int((expected.argmax(-1) == actual.argmax(-1)).sum())
         total += len(ids)
     return Difference(max_abs, max_rel, agree / total)
 

@@ -292,6 +292,7 @@ def _compile(
             max_positions=loaded.config.max_position_embeddings,
             device=platform.device,
             tolerance=tolerance,
+            static_sizes=effective.compile_sizes,
         )
     timings = {**compiled.timings, "parity": time.perf_counter() - started}
     timings["trace"] += importing  # seconds that are part of every compiling start
