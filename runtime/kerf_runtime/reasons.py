@@ -27,6 +27,7 @@ class ConfigReason(StrEnum):
     MISSING_DEPENDENCY = "MissingDependency"
     MEMORY_BUDGET = "MemoryBudget"
     CAPTURE_DELAY_LIMIT = "CaptureDelayLimit"
+    STATIC_SIZES_ONLY = "StaticSizesOnly"
     CAPTURE_FAILED = "CaptureFailed"
     CAPTURE_OUT_OF_MEMORY = "CaptureOutOfMemory"
 

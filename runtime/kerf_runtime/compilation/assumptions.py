@@ -14,15 +14,23 @@ import sympy
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from kerf_runtime.config.compilation import MAX_SIZE
 from kerf_runtime.errors import CompileError
 
 __all__ = ["check_assumptions"]
 
-_TOKENS = (*range(2, 130), 255, 256, 257, 511, 512, 513, 1000, 1024, 4095, 4096, 8192, 65535, 65536)
-"""Numbers of tokens for which every assumption is evaluated; 65536 is the largest step there can be.
+_TOKENS = (
+    *range(2, 130),
+    *(2**power + offset for power in range(8, 16) for offset in (-1, 0, 1)),
+    1000,
+    MAX_SIZE - 1,
+    MAX_SIZE,
+)
+"""Numbers of tokens for which every assumption is evaluated, up to the largest step there can be.
 
 One token is covered by the numerical gate: torch never assumes it for a dynamic size.
 """
+_REACH = (2**31 - 1, 2**31)
 _UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
@@ -39,6 +47,12 @@ def check_assumptions(shape_env: Any, *, where: str) -> None:
     """
     for guard in shape_env.guards:
         broken = _first_broken(guard.expr)
+        if broken is not None and _is_reach(guard.expr):
+            raise CompileError(
+                f"the compiled code counts elements with 32 bits, which {broken} tokens are too many for: {guard.expr}",
+                where=where,
+                hint="That is not the model's fault: please report it, and run it with compilation.level 0 until then",
+            )
         if broken is not None:
             raise CompileError(
                 f"it depends on the number of tokens: {guard.expr} does not hold for {broken} tokens",
@@ -53,6 +67,12 @@ def check_assumptions(shape_env: Any, *, where: str) -> None:
             where=where,
             hint="Remove .item(), boolean masks and nonzero from the forward: they wait for the device",
         )
+
+
+def _is_reach(expression: Any) -> bool:
+    """Whether it says that a number of elements is no larger than an index of 32 bits can be."""
+    sides = getattr(expression, "args", ())
+    return isinstance(expression, sympy.Rel) and any(side in _REACH for side in sides)
 
 
 def _first_broken(expression: Any) -> int | None:

@@ -277,7 +277,8 @@ class CompilationConfig(ConfigModel):
         max_length=64,
         description=(
             "Options passed to the Inductor compiler; backend inductor only. Unknown options and values of another "
-            "type are errors of kerf validate --model-path, and when the model is compiled."
+            "type are errors of kerf validate --model-path, and when the model is compiled. Those that time candidates, "
+            "such as max_autotune, are in force for compileSizes only."
         ),
     )
     strict: bool = Field(

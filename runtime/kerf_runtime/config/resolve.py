@@ -24,6 +24,7 @@ from kerf_runtime.config.compilation import (
 from kerf_runtime.config.deployment import LoadFormat, ModelDeploymentSpec
 from kerf_runtime.config.engine import DType, Quantization
 from kerf_runtime.config.passes import FUSION_PASSES, PassConfig
+from kerf_runtime.config.tuning import tuning_warnings
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
@@ -180,7 +181,7 @@ def resolve(
         load_format=spec.model.load_format,
         prefix_caching=prefix_caching,
         changes=tuple(changes),
-        warnings=_warnings(passes),
+        warnings=(*_warnings(passes), *_tuning_warnings(spec, level, compile_sizes)),
     )
 
 
@@ -355,6 +356,14 @@ def _warnings(passes: PassConfig) -> tuple[ReasonedChange, ...]:
         for name in FUSION_PASSES
         if getattr(passes, name)
     )
+
+
+def _tuning_warnings(
+    spec: ModelDeploymentSpec, level: CompilationLevel, compile_sizes: tuple[int, ...]
+) -> tuple[ReasonedChange, ...]:
+    if not declared.inductor_compiles_pieces(spec.compilation, level):
+        return ()
+    return tuning_warnings(spec.compilation.inductor_config or {}, compile_sizes)
 
 
 def _pass_field(name: str) -> str:

@@ -1,28 +1,34 @@
 """The private-API surface towards Inductor: compile one piece, collect its wrapper and kernels.
 
-Everything that reaches into ``torch._inductor`` is in this file; it was tested with the torch versions
-in ``loader.SUPPORTED_TORCH`` and refuses others.  Nothing is imported from there before something is
-compiled: loading a stored piece goes through ``compilation.loader``.
+Everything that reaches into ``torch._inductor`` is in this file and, for one question each, in ``options`` and
+``indexing``; they were tested with the torch versions in ``loader.SUPPORTED_TORCH``, and others are refused.
+Nothing is imported from there before something is compiled: loading a stored piece goes through
+``compilation.loader``.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kerf_runtime.compilation.backends.indexing import index_for_every_step
 from kerf_runtime.compilation.backends.interface import (
     CompiledArtifact,
     CompileRequest,
     PieceCall,
+)
+from kerf_runtime.compilation.backends.options import (
+    INNER_OPTIONS,
+    settings_for,
+    validate_options,
 )
 from kerf_runtime.compilation.backends.warm_up import warm_up_program
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
@@ -34,51 +40,9 @@ from kerf_runtime.compilation.loader import (
     parse_wrapper,
 )
 from kerf_runtime.compilation.program import rebuild_program
-from kerf_runtime.errors import CompileError, ConfigError, KerfError
+from kerf_runtime.errors import CompileError, KerfError
 
-__all__ = ["InductorBackend", "check_torch_version", "inductor_session", "validate_options"]
-
-_DEFAULT_OPTIONS: dict[str, Any] = {
-    # The number of threads must not be compiled in: pods may have other CPU limits than the Job.
-    "cpp.dynamic_threads": True,
-    # The instruction set is chosen in _plain_instruction_sets; probing it would start a compiler and a
-    # Python that imports torch for each candidate.
-    "cpp.vec_isa_ok": True,
-    # Precompiled headers go to a folder shared by everything on the machine and pay off after many kernels.
-    "cpp_cache_precompile_headers": False,
-    # Every kernel is stored on its own; two kernels must not be merged across pieces.
-    "cpp.enable_kernel_profile": False,
-    # A fresh cache folder is used per session, so caching between sessions cannot help.
-    "fx_graph_remote_cache": False,
-    # The stitching plan fixes every layout; checking them again on each call costs CPU time.
-    "size_asserts": False,
-    "alignment_asserts": False,
-    # Kernels are launched from their cubins: one that cannot be is an error, not a slower launch.
-    "strict_static_triton_launcher": True,
-}
-_INNER_OPTIONS: dict[str, Any] = {
-    # Generating code must allocate nothing on the device and launch nothing.  An option of its own:
-    # standalone_compile sets it to True around everything else.
-    "triton.autotune_at_compile_time": False,
-}
-_GENERAL_OPTIONS: dict[str, Any] = {
-    # Timings for a symbolic number of tokens prove nothing: one configuration per kernel.
-    "triton.autotune_pointwise": False,
-    "dynamic_scale_rblock": False,
-    # Whether padding a product pays off would be decided for one number of tokens, and hold for no other.
-    "shape_padding": False,
-}
-_STATIC_GPU_OPTIONS: dict[str, Any] = {
-    "max_autotune": True,
-    "coordinate_descent_tuning": True,
-    "autotune_num_choices_displayed": 0,
-}
-
-_REFUSED_OPTIONS = {
-    "cpp_wrapper": "pieces are stored with wrappers in Python",
-    "freezing": "pieces are stored without the weights",
-    "triton.cudagraphs": "graphs are recorded as compilation.cudagraphMode says",
-}
+__all__ = ["InductorBackend", "check_torch_version", "inductor_session"]
 
 
 def check_torch_version() -> None:
@@ -93,39 +57,6 @@ def check_torch_version() -> None:
             f"torch {version} is not supported by the piecewise compiler",
             hint=f"Install torch {' or '.join(SUPPORTED_TORCH)}, or set compilation.level to 0",
         )
-
-
-def validate_options(options: Mapping[str, Any]) -> None:
-    """Refuse Inductor options that do not exist, cannot work here, or have a value of another type.
-
-    Raises:
-        ConfigError: names the option, and near matches or the type of its value.
-    """
-    from torch._inductor import config
-
-    known = config.get_config_copy()
-    for name, value in options.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
-            raise ConfigError(
-                f"Inductor has no option {name!r}",
-                where="compilation.inductorConfig",
-                hint=f"Did you mean {', '.join(near)}?" if near else "See torch._inductor.config",
-            )
-        if value and name in _REFUSED_OPTIONS:
-            raise ConfigError(
-                f"the Inductor option {name!r} cannot be used: {_REFUSED_OPTIONS[name]}",
-                where="compilation.inductorConfig",
-                hint="Remove it",
-            )
-        kind = type(known[name])
-        allowed = (int, float) if kind is float else (kind,)
-        if kind in (bool, int, float, str) and type(value) not in allowed:
-            raise ConfigError(
-                f"the Inductor option {name!r} takes a value of type {kind.__name__}, not {value!r}",
-                where="compilation.inductorConfig",
-                hint=f"Its default is {known[name]!r}",
-            )
 
 
 @contextmanager
@@ -232,12 +163,12 @@ class InductorBackend:
         compile_gate.check("the compilation of a piece")
         values = list(request.example_values)
         general = request.tokens is None
-        settings = {
-            **_DEFAULT_OPTIONS,
-            **(_GENERAL_OPTIONS if general else _STATIC_GPU_OPTIONS if _on_gpu(values) else {}),
-            **inductor_options(PassManager(request.passes, dump_dir=request.dump)),
-            **request.options,
-        }
+        settings = settings_for(
+            request.options,
+            general=general,
+            on_gpu=_on_gpu(values),
+            hooks=inductor_options(PassManager(request.passes, dump_dir=request.dump)),
+        )
         compilation_counter.backend_compilations += 1
         try:
             source = _generate(request, values, settings)
@@ -302,13 +233,14 @@ def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str,
         torch._guards.tracing(context),
         _wrapper_sources() as sources,
         _patched(settings),
+        index_for_every_step() if general else nullcontext(),
         torch.no_grad(),
     ):
         compiled = standalone_compile(
             request.module,
             values,
             dynamic_shapes="from_tracing_context" if general else "from_example_inputs",
-            options={"config_patches": _INNER_OPTIONS},
+            options={"config_patches": INNER_OPTIONS},
         )
         if not general and _on_gpu(values):
             compiled(*[_random_like(v) for v in values])  # times the candidates, keeps the best
