@@ -17,7 +17,7 @@ from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.decorator import IntermediateTensors
 from kerf_runtime.compilation.once import CompiledForward, check_same_layout, decompiled
 from kerf_runtime.config.compilation import CompilationLevel, CompilerBackendName
-from kerf_runtime.errors import CompileError, GraphBreakError
+from kerf_runtime.errors import CompileError, ConfigError, GraphBreakError
 
 AS_IS, ONCE = CompilationLevel.DYNAMO_AS_IS, CompilationLevel.DYNAMO_ONCE
 
@@ -109,6 +109,36 @@ def test_inductor_compiles_the_whole_forward_with_the_options_given(level):
     forward = CompiledForward(loaded.model, level=level, options=QUICK)
     with inductor_session(), compilation_counter.expect(dynamo_traces=1, inductor_compilations=1):
         torch.testing.assert_close(run(forward, 32), run(loaded.model, 32))
+
+
+@pytest.mark.parametrize("level", [AS_IS, ONCE])
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"max_autotun": True}, "Inductor has no option 'max_autotun'", "max_autotune"),
+        ({"triton.cudagraphs": True}, "'triton.cudagraphs' cannot be used", "Remove it"),
+        ({"max_autotune": "yes"}, "takes a value of type bool", "default is False"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_before_the_first_call(level, options, message, hint):
+    with pytest.raises(ConfigError, match=message) as raised:
+        CompiledForward(models.tiny(1).model, level=level, options=options)
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(("level", "largest"), [(AS_IS, False), (ONCE, True)])
+def test_without_guards_kernels_index_for_the_largest_step(monkeypatch, level, largest):
+    from torch._inductor.codegen import simd
+
+    plain, seen = simd.expr_fits_within_32bit, []
+
+    def compile_nothing(module, inputs, options):
+        seen.append((simd.expr_fits_within_32bit is not plain, options["triton.cudagraphs"]))
+        return module.forward
+
+    monkeypatch.setattr(torch._inductor, "compile", compile_nothing)
+    run(CompiledForward(models.tiny(1).model, level=level), 8)
+    assert seen == [(largest, False)]
 
 
 def test_other_levels_and_undecorated_models_are_refused():

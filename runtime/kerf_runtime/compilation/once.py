@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import io
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -23,6 +23,9 @@ from torch import fx, nn
 
 from kerf_runtime.compilation import dynamo
 from kerf_runtime.compilation.assumptions import check_assumptions
+from kerf_runtime.compilation.backends import backend_named
+from kerf_runtime.compilation.backends.indexing import index_for_every_step
+from kerf_runtime.compilation.backends.options import REFUSED_OFF
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.decorator import ArgumentPresence, compile_support
 from kerf_runtime.compilation.mutation import (
@@ -66,7 +69,8 @@ class CompiledForward:
         code: the transformed bytecode (level 2, after the trace).
 
     Raises:
-        CompileError: another level; an undecorated class.
+        CompileError: another level; an undecorated class; a version of torch that was not tested.
+        ConfigError: an option that Inductor does not have, or that cannot be used here.
     """
 
     def __init__(
@@ -83,6 +87,8 @@ class CompiledForward:
             raise CompileError(f"level {int(level)} does not run a whole forward through Dynamo")
         self.model = model
         self.support = compile_support(model)
+        # At once: the first call, which would find out too, only comes with the warm-up.
+        backend_named(backend.value).check(options or {})
         self.level = level
         self.backend = backend
         self.options = dict(options or {})
@@ -174,7 +180,11 @@ class CompiledForward:
         if self.backend is CompilerBackendName.EAGER:
             return module.forward
         compilation_counter.inductor_compilations += 1
-        result: Callable[..., Any] = torch._inductor.compile(module, inputs, options=self.options)
+        unguarded = self.level is CompilationLevel.DYNAMO_ONCE
+        with index_for_every_step() if unguarded else nullcontext():
+            result: Callable[..., Any] = torch._inductor.compile(
+                module, inputs, options={**REFUSED_OFF, **self.options}
+            )
         return result
 
     def _one(self, graphs: list[TracedGraph]) -> TracedGraph:
