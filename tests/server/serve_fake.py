@@ -1,4 +1,6 @@
-"""Runs ``lifecycle.serve`` over the fake engine in a process of its own, for tests of signals.
+"""Runs ``lifecycle.serve`` over the fake engine in a process of its own, for tests of signals and failures.
+
+With ``process`` the engine is a scripted one in a process, whose steps may take three seconds.
 
 Says the address, then ``ready``, then ``asked`` for every request, then the name of the error that
 ended it, if one did; with ``slow-texts`` also ``tokenising`` at every long text.  Commands on standard input: ``fail`` makes the engine fail, ``release`` lets held requests go on.
@@ -10,9 +12,14 @@ import asyncio
 import sys
 import threading
 import time
+from pathlib import Path
 
+from tests.engine.scripted import run_scripted_engine
 from tests.server.fakes import ByteTokenizer, FakeClient
 
+from kerf_runtime.engine import process
+from kerf_runtime.engine.args import EngineArgs
+from kerf_runtime.engine.client import EngineClient
 from kerf_runtime.engine.messages import AddRequest, Failed
 from kerf_runtime.errors import KerfError, ModelError
 from kerf_runtime.server.lifecycle import bind, serve
@@ -41,12 +48,15 @@ def main() -> int:
 
     hold = threading.Event()
     options = set(sys.argv[1:])
-    client = FakeClient(reply=reply, hold=hold, start_seconds=60 if "slow" in options else 0.05)
+    fake = FakeClient(reply=reply, hold=hold, start_seconds=60 if "slow" in options else 0.05)
+    process._main = run_scripted_engine
+    args = EngineArgs(document={}, model_path=Path("/nowhere"))
+    client = EngineClient(args, stall_seconds=3) if "process" in options else fake
 
     def commands() -> None:
         for line in sys.stdin:
             if line.strip() == "fail":
-                client.failed = Failed(kind="CaptureError", what="out of memory", hint="Lower it")
+                fake.failed = Failed(kind="CaptureError", what="out of memory", hint="Lower it")
             elif line.strip() == "release":
                 hold.set()
 
@@ -67,7 +77,7 @@ def main() -> int:
     except KerfError as error:
         say(type(error).__name__)
         return error.exit_code
-    assert client.closed
+    assert client is not fake or fake.closed
     return 0
 
 

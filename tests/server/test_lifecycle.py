@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.engine.scripted import DIE, STUCK_SECONDS
 from tests.server.fakes import eventually
 
 from kerf_runtime.errors import ConfigError
@@ -174,6 +175,51 @@ def test_an_engine_failure_turns_probes_off_and_ends_the_process_with_its_exit_c
     assert (tmp_path / "termination-log").read_text() == "out of memory. Lower it"
     asking.join(10)
     assert server.answers[0].status_code == 503
+
+
+def test_an_engine_that_dies_under_load_ends_the_server_with_its_reason(served, tmp_path):
+    server = served("process")
+    assert server.line() == "ready"
+    url, answers = server.http.base_url, []
+
+    def load() -> None:
+        with httpx.Client(base_url=url, timeout=20) as http:
+            while not answers or answers[-1].status_code == 200:
+                body = {"model": "tiny", "prompt": [1] * 20, "max_tokens": 1}
+                answers.append(http.post("/v1/completions", json=body))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    death = server.http.post("/v1/completions", json={"model": "tiny", "prompt": [DIE]})
+    assert death.status_code == 503
+    assert "killed by SIGKILL" in death.json()["error"]["message"]
+    assert server.http.get("/health").status_code == 503
+    for thread in threads:
+        thread.join(10)
+    assert answers[-1].status_code == 503
+    assert server.process.wait(10) == 7
+    assert "killed by SIGKILL" in (tmp_path / "termination-log").read_text()
+
+
+def test_an_engine_that_is_stuck_is_not_ready_at_first_and_then_ends_the_server(served, tmp_path):
+    """Takes the second after which a loop is silent, and the seconds that a failed engine gets to end."""
+    server = served("process")
+    assert server.line() == "ready"
+    answers = []
+
+    def post() -> None:
+        body = {"model": "tiny", "prompt": [STUCK_SECONDS, 300]}
+        answers.append(server.http.post("/v1/completions", json=body))
+
+    asking = threading.Thread(target=post)
+    asking.start()
+    eventually(lambda: server.ready().json()["status"] == "stalled")
+    assert server.http.get("/health").status_code == 200
+    assert server.process.wait(20) == 7
+    assert "stuck in one step for 3 seconds" in (tmp_path / "termination-log").read_text()
+    asking.join(10)
+    assert answers[0].status_code == 503
 
 
 def test_an_unreadable_tokenizer_is_a_failure_like_any_other(served, tmp_path):
