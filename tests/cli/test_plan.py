@@ -92,12 +92,25 @@ def test_metrics_on_standard_input_say_what_there_is_now(kerf, monkeypatch):
     assert result["mode"] == "FULL_AND_PIECEWISE"
 
 
-def test_a_memory_budget_is_divided_by_the_bytes_of_a_graph(kerf, tmp_path, traffic):
+def test_a_memory_budget_counts_what_graphs_of_each_mode_take_and_what_they_share(kerf, tmp_path):
     path = tmp_path / "metrics"
-    path.write_text(metrics_text([1, 2, 3, 5]))  # 4096 bytes in 2 graphs
+    line = 'kerf_cudagraph_memory_bytes{mode="FULL",size="8"} '
+    text = metrics_text([1, 2, 3, 20])
+    assert f"{line}2048" in text
+    path.write_text(text.replace(f"{line}2048", f"{line}1024"))
+    # 1 KiB for all, 1 KiB for a graph of decodes and 2 KiB for one of pieces: 3 up to 8 tokens, 2 above.
+    options = ("--max-num-seqs", 8, "--max-size", 20, "--json")
+
+    def planned(budget):
+        return kerf("plan", "sizes", path, "--memory-budget", budget, *options).json
+
+    found = {budget: planned(budget)["captureSizes"] for budget in ("4Ki", "6Ki", "7Ki", "10Ki")}
+    assert found == {"4Ki": [20], "6Ki": [8, 20], "7Ki": [3, 20], "10Ki": [1, 3, 20]}
+    assert planned("7Ki")["maxGraphs"] == 6
+
+
+def test_a_memory_budget_is_divided_by_the_bytes_of_a_graph(kerf, traffic):
     options = ("--max-num-seqs", 8, "--json")
-    result = kerf("plan", "sizes", path, "--memory-budget", "8Ki", *options).json
-    assert result["maxGraphs"] == 4
     budget = ("--memory-budget", "1Gi", "--bytes-per-graph", "256Mi")
     assert kerf("plan", "sizes", traffic, *budget, *options).json["maxGraphs"] == 4
     both = kerf("plan", "sizes", traffic, *budget, "--max-graphs", 3, *options)
@@ -136,7 +149,7 @@ SEQS = ("--max-num-seqs", "8")
         ((*SEQS, "--bytes-per-graph", "0"), "--bytes-per-graph: 0 bytes hold no graph"),
         (
             (*SEQS, "--memory-budget", "1", "--bytes-per-graph", "2"),
-            "--memory-budget: 0 graphs are too few",
+            "--memory-budget: 1 bytes are too few: mode PIECEWISE needs 2",
         ),
         ((*SEQS, "--max-graphs", "0"), "0 is not in the range"),
     ],

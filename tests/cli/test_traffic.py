@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.server.fakes import COUNTERS, REPORT
 
-from kerf_runtime.cli.traffic import parse_traffic, read_traffic
+from kerf_runtime.cli.traffic import Traffic, parse_traffic, read_traffic
 from kerf_runtime.config import CUDAGraphMode
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.metrics import EngineCollector, EngineView, exposition
@@ -58,8 +58,23 @@ def test_the_runtimes_own_metrics_tell_the_batches_and_what_is_captured(accept):
     traffic = parse(metrics_text([5, 5, 7], accept))
     assert traffic.histogram == {5: 2, 7: 1}
     assert traffic.captured == (8,)
-    assert (traffic.graphs, traffic.graph_bytes) == (2, 4096)
+    full, pieces = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+    assert traffic.graphs == {full: 1, pieces: 1}
+    assert traffic.graph_bytes == {full: 2048, pieces: 2048}
+    assert traffic.shared_bytes == 1024
     assert traffic.mode is CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+def test_what_a_graph_takes_is_known_for_each_mode():
+    full, pieces = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+    traffic = Traffic({}, graphs={full: 3, pieces: 2}, graph_bytes={full: 10, pieces: 100})
+    assert (traffic.bytes_per_graph(full), traffic.bytes_per_graph(pieces)) == (4, 50)
+
+
+def test_where_a_mode_has_no_graphs_any_graph_tells_what_one_takes():
+    traffic = Traffic({}, graphs={CUDAGraphMode.FULL: 3}, graph_bytes={CUDAGraphMode.FULL: 10})
+    assert traffic.bytes_per_graph(CUDAGraphMode.PIECEWISE) == 4
+    assert Traffic({}).bytes_per_graph(CUDAGraphMode.FULL) is None
 
 
 def test_series_of_several_pods_are_added_up():

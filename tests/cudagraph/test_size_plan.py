@@ -9,14 +9,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kerf_runtime.config import CUDAGraphMode
-from kerf_runtime.cudagraph.size_plan import count_graphs, plan_sizes, waste_of
+from kerf_runtime.cudagraph.dispatcher import capture_plan
+from kerf_runtime.cudagraph.size_plan import Limit, count_graphs, plan_sizes, waste_of
 from kerf_runtime.errors import ConfigError
 
 RECORDING = [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.NONE]
 histograms = st.dictionaries(st.integers(1, 14), st.integers(0, 30), max_size=9)
 
 
-def brute_force(histogram, *, max_graphs, max_num_seqs, max_size, mode):
+def cost_of(limit, mode, sizes, max_num_seqs):
+    """What the graphs of ``sizes`` take of a limit."""
+    plan = capture_plan(mode, sizes, max_num_seqs)
+    return sum(limit.decode if descriptor.uniform_decode else limit.mixed for _, descriptor in plan)
+
+
+def brute_force(histogram, *, limits, max_num_seqs, max_size, mode):
     """(least padding, fewest graphs that reach it) over every list of sizes; None without one."""
     if mode is CUDAGraphMode.FULL_DECODE_ONLY:
         max_size = max_num_seqs
@@ -27,32 +34,36 @@ def brute_force(histogram, *, max_graphs, max_num_seqs, max_size, mode):
         (waste_of(sizes, allowed).padding, count_graphs(mode, sizes, max_num_seqs))
         for length in range(1, max_size + 1)
         for sizes in combinations(range(1, max_size + 1), length)
-        if sizes[-1] >= least and count_graphs(mode, sizes, max_num_seqs) <= max_graphs
+        if sizes[-1] >= least
+        and all(cost_of(limit, mode, sizes, max_num_seqs) <= limit.most for limit in limits)
     ]
     return min(found, default=None)
 
 
 @settings(max_examples=150, deadline=None)
-@example({1: 1, 3: 1}, CUDAGraphMode.FULL, 3, 2, 1)
+@example({1: 1, 3: 1}, CUDAGraphMode.FULL, 3, 2, 1, Limit(99))
 @given(
     histograms,
     st.sampled_from(RECORDING),
     st.integers(1, 12),
     st.integers(1, 9),
     st.integers(0, 4),
+    st.builds(Limit, st.integers(1, 60), st.integers(1, 9), st.integers(1, 9), st.just("bytes")),
 )
 def test_no_list_of_sizes_wastes_less_than_the_planned_one(
-    histogram, mode, max_graphs, max_num_seqs, more
+    histogram, mode, max_graphs, max_num_seqs, more, memory
 ):
     limits = {
-        "max_graphs": max_graphs,
+        "limits": [Limit(max_graphs), memory],
         "max_num_seqs": max_num_seqs,
         "max_size": min(max_num_seqs + more, 10),
         "mode": mode,
     }
     best = brute_force(histogram, **limits)
     if best is None:
-        with pytest.raises(ConfigError, match=rf"{max_graphs} graphs are too few"):
+        with pytest.raises(
+            ConfigError, match=rf"({max_graphs} graphs|{memory.most} bytes) are too few"
+        ):
             plan_sizes(histogram, **limits)
         return
     sizes = plan_sizes(histogram, **limits)
@@ -68,7 +79,9 @@ def test_no_list_of_sizes_wastes_less_than_the_planned_one(
     st.integers(1, 400),
 )
 def test_the_fast_search_finds_what_the_quadratic_one_finds(histogram, max_graphs, max_num_seqs):
-    sizes = plan_sizes(histogram, max_graphs=max_graphs, max_num_seqs=max_num_seqs, max_size=400)
+    sizes = plan_sizes(
+        histogram, limits=[Limit(max_graphs)], max_num_seqs=max_num_seqs, max_size=400
+    )
     nodes = [0, *sorted(set(histogram) | {max(*histogram, max_num_seqs)})]
 
     def step(low, high):
@@ -91,7 +104,8 @@ def test_the_fast_search_finds_what_the_quadratic_one_finds(histogram, max_graph
 def test_sizes_are_planned_by_example():
     histogram = {1: 100, 3: 50, 8: 10, 30: 1}
     plan = {
-        k: plan_sizes(histogram, max_graphs=k, max_num_seqs=8, max_size=32) for k in range(1, 6)
+        k: plan_sizes(histogram, limits=[Limit(k)], max_num_seqs=8, max_size=32)
+        for k in range(1, 6)
     }
     assert plan == {
         1: (30,),
@@ -103,22 +117,22 @@ def test_sizes_are_planned_by_example():
 
 
 def test_the_largest_size_holds_a_full_decode_batch_that_was_never_seen():
-    assert plan_sizes({2: 9}, max_graphs=4, max_num_seqs=16, max_size=64) == (2, 16)
+    assert plan_sizes({2: 9}, limits=[Limit(4)], max_num_seqs=16, max_size=64) == (2, 16)
 
 
 def test_batches_above_the_largest_allowed_size_do_not_count():
     histogram = {4: 1, 500: 1000}
-    assert plan_sizes(histogram, max_graphs=4, max_num_seqs=8, max_size=64) == (4, 8)
+    assert plan_sizes(histogram, limits=[Limit(4)], max_num_seqs=8, max_size=64) == (4, 8)
     assert waste_of((4, 8), histogram).uncaptured == 1000
 
 
 def test_a_size_that_needs_a_decode_graph_too_counts_twice():
     limits = {"max_num_seqs": 4, "max_size": 16, "mode": CUDAGraphMode.FULL_AND_PIECEWISE}
     histogram = {1: 10, 4: 10, 8: 10, 16: 10}
-    assert plan_sizes(histogram, max_graphs=6, **limits) == (1, 4, 8, 16)
-    assert plan_sizes(histogram, max_graphs=5, **limits) == (4, 8, 16)
+    assert plan_sizes(histogram, limits=[Limit(6)], **limits) == (1, 4, 8, 16)
+    assert plan_sizes(histogram, limits=[Limit(5)], **limits) == (4, 8, 16)
     with pytest.raises(ConfigError, match=r"1 graphs are too few: .* needs 2 for the largest size"):
-        plan_sizes(histogram, max_graphs=1, **limits)
+        plan_sizes(histogram, limits=[Limit(1)], **limits)
 
 
 def test_waste_says_what_every_size_does():
@@ -133,16 +147,37 @@ def test_waste_says_what_every_size_does():
     ("limits", "words"),
     [
         ({"max_size": 7}, r"largest size 7 is below maxNumSeqs 8"),
-        ({"max_graphs": 0}, r"0 graphs are too few: mode PIECEWISE needs 1 .* size 8"),
+        ({"limits": [Limit(0)]}, r"0 graphs are too few: mode PIECEWISE needs 1 .* size 8"),
         ({"mode": CUDAGraphMode.NONE}, r"mode NONE records no graphs"),
     ],
 )
 def test_limits_that_no_list_can_have_are_errors_with_the_numbers(limits, words):
     with pytest.raises(ConfigError, match=words):
-        plan_sizes({1: 1}, **{"max_graphs": 4, "max_num_seqs": 8, "max_size": 16, **limits})
+        plan_sizes({1: 1}, **{"limits": [Limit(4)], "max_num_seqs": 8, "max_size": 16, **limits})
 
 
 def test_a_size_that_was_never_seen_is_taken_where_it_saves_decode_graphs():
     # 2 holds every decode batch, so that 3 needs no decode graph; 1 and 3 would need four graphs.
     limits = {"max_num_seqs": 2, "max_size": 3, "mode": CUDAGraphMode.FULL}
-    assert plan_sizes({1: 1, 3: 1}, max_graphs=3, **limits) == (2, 3)
+    assert plan_sizes({1: 1, 3: 1}, limits=[Limit(3)], **limits) == (2, 3)
+
+
+def test_bytes_buy_more_of_the_graphs_that_take_less():
+    histogram = {1: 10, 2: 10, 4: 10, 8: 1, 16: 1}
+    options = {"max_num_seqs": 4, "max_size": 16}
+    both = CUDAGraphMode.FULL_AND_PIECEWISE
+    cheap = Limit(43, mixed=10, decode=1, unit="bytes")
+    assert plan_sizes(histogram, limits=[cheap], mode=both, **options) == (1, 2, 4, 16)
+    dear = Limit(43, mixed=10, decode=12, unit="bytes")
+    assert plan_sizes(histogram, limits=[dear], mode=both, **options) == (4, 8, 16)
+    with pytest.raises(
+        ConfigError, match=r"10 bytes are too few: .* needs 11 for the largest size"
+    ):
+        plan_sizes(histogram, limits=[Limit(10, 10, 1, "bytes")], mode=both, **options)
+
+
+def test_the_most_graphs_of_a_limit_are_the_cheapest_that_the_mode_has():
+    memory = Limit(100, mixed=10, decode=4, unit="bytes")
+    assert memory.graphs(CUDAGraphMode.FULL_AND_PIECEWISE) == 25
+    assert memory.graphs(CUDAGraphMode.PIECEWISE) == 10
+    assert memory.graphs(CUDAGraphMode.FULL_DECODE_ONLY) == 25

@@ -15,7 +15,7 @@ from kerf_runtime.errors import ConfigError
 if TYPE_CHECKING:
     from kerf_runtime.cli.traffic import Traffic
     from kerf_runtime.config import CUDAGraphMode, ModelDeploymentSpec
-    from kerf_runtime.cudagraph.size_plan import Waste
+    from kerf_runtime.cudagraph.size_plan import Limit, Waste
 
 __all__ = ["plan"]
 
@@ -40,7 +40,7 @@ def plan() -> None:
 @click.option(
     "--bytes-per-graph",
     metavar="QUANTITY",
-    help="What one graph takes. Default: as measured in /metrics.",
+    help="What one graph takes. Default: as measured in /metrics for each mode.",
 )
 @click.option(
     "--max-size",
@@ -100,9 +100,10 @@ def sizes(
     if max_size is None:
         max_size = max(*(now or steps), max_num_seqs)
     _check_limit(spec, max_size)
-    limit, limited_by = _most_graphs(
+    limits = _limits(
         spec,
         traffic,
+        mode,
         max_graphs,
         memory_budget,
         bytes_per_graph,
@@ -110,8 +111,7 @@ def sizes(
     )
     found = plan_sizes(
         steps,
-        max_graphs=limit,
-        limited_by=limited_by,
+        limits=limits,
         max_num_seqs=max_num_seqs,
         max_size=max_size,
         mode=mode,
@@ -124,6 +124,7 @@ def sizes(
         )
     before, after = waste_of(now, steps) if now else None, waste_of(found, steps)
     graphs = count_graphs(mode, found, max_num_seqs)
+    limit = min(limit.graphs(mode) for limit in limits)
     if as_json:
         echo_json(_result(mode, graphs, limit, before, after))
     else:
@@ -172,40 +173,47 @@ def _check_limit(spec: ModelDeploymentSpec | None, max_size: int) -> None:
         )
 
 
-def _most_graphs(
+def _limits(
     spec: ModelDeploymentSpec | None,
     traffic: Traffic,
+    mode: CUDAGraphMode,
     max_graphs: int | None,
     memory_budget: str | None,
     bytes_per_graph: str | None,
     *,
     now: int,
-) -> tuple[int, str]:
-    """The number of graphs that the options, the memory and what there is now allow, and which of them."""
-    each = _bytes("--bytes-per-graph", bytes_per_graph)
-    if each is None and traffic.graphs:
-        each = -(-traffic.graph_bytes // traffic.graphs)
+) -> list[Limit]:
+    """What the options, the memory and what there is now allow."""
+    from kerf_runtime.cudagraph.size_plan import Limit
+
     budget, where = _bytes("--memory-budget", memory_budget), "--memory-budget"
     if budget is None and spec is not None:
         budget, where = spec.compilation.graph_memory_bytes, "compilation.graphMemoryBudget"
-    if budget is not None and not each:
-        raise ConfigError(
-            "a memory budget needs to know what a graph takes",
-            where=where,
-            hint="Pass --bytes-per-graph, or the text of /metrics, which has it",
+    limits = [] if max_graphs is None else [Limit(max_graphs)]
+    each = _bytes("--bytes-per-graph", bytes_per_graph)
+    if budget is not None and each is not None:
+        limits.append(Limit(budget, each, each, "bytes", where))
+    elif budget is not None:
+        mixed, decode = (
+            traffic.bytes_per_graph(of) for of in (mode.mixed_mode(), mode.decode_mode())
         )
-    limits = [] if max_graphs is None else [(max_graphs, "--max-graphs")]
-    if budget is not None and each:
-        limits.append((budget // each, where))
+        if mixed is None or decode is None:
+            raise ConfigError(
+                "a memory budget needs to know what a graph takes",
+                where=where,
+                hint="Pass --bytes-per-graph, or the text of /metrics, which has it",
+            )
+        left = max(0, budget - traffic.shared_bytes)
+        limits.append(Limit(left, mixed, decode, "bytes", where))
     if not limits and now:
-        limits.append((now, "--max-graphs"))
+        limits.append(Limit(now))
     if not limits:
         raise ConfigError(
             "nothing says how many graphs there may be",
             where="--max-graphs",
             hint="Pass --max-graphs, --memory-budget, or the sizes of now with --current or -f",
         )
-    return min(limits)
+    return limits
 
 
 def _bytes(option: str, text: str | None) -> int | None:

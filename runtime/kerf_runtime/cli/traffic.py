@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from kerf_runtime.config.compilation import MAX_SIZE, CUDAGraphMode
 from kerf_runtime.cudagraph.size_plan import Histogram
@@ -40,16 +41,25 @@ class Traffic:
     Attributes:
         histogram: tokens of a batch before padding -> steps.
         captured: sizes that have a graph now; empty if the file does not tell.
-        graphs: graphs that exist now; 0 if the file does not tell.
-        graph_bytes: bytes that they hold together; 0 if the file does not tell.
+        graphs: graphs that exist now, by mode; empty if the file does not tell.
+        graph_bytes: bytes that they hold, by mode; likewise.
+        shared_bytes: bytes that are spent once, however many graphs there are.
         mode: CUDA-graph mode in force; None if the file does not tell or there are no graphs.
     """
 
     histogram: Histogram
     captured: tuple[int, ...] = ()
-    graphs: int = 0
-    graph_bytes: int = 0
+    graphs: Mapping[CUDAGraphMode, int] = field(default_factory=dict)
+    graph_bytes: Mapping[CUDAGraphMode, int] = field(default_factory=dict)
+    shared_bytes: int = 0
     mode: CUDAGraphMode | None = None
+
+    def bytes_per_graph(self, mode: CUDAGraphMode) -> int | None:
+        """What a graph of ``mode`` takes, or any graph if there is none of that mode; None if unknown."""
+        modes = [mode] if self.graphs.get(mode) else list(self.graphs)
+        graphs = sum(self.graphs[found] for found in modes)
+        size = sum(self.graph_bytes.get(found, 0) for found in modes)
+        return -(-size // graphs) if size and graphs else None
 
 
 def read_traffic(path: Path) -> Traffic:
@@ -151,6 +161,8 @@ def _from_json(text: str, where: str) -> Histogram:
 def _from_metrics(text: str, where: str) -> Traffic:
     steps, captured = _Steps(where), set()
     values: dict[str, float] = {}
+    graphs: dict[CUDAGraphMode, int] = {}
+    graph_bytes: dict[CUDAGraphMode, int] = {}
     mode: CUDAGraphMode | None = None
     try:
         for family in text_string_to_metric_families(text):
@@ -160,6 +172,9 @@ def _from_metrics(text: str, where: str) -> Traffic:
                     steps.add(f"{SERIES}{sample.labels}", sample.labels.get("tokens"), sample.value)
                 elif sample.name == "kerf_cudagraph_memory_bytes":
                     captured.add(int(sample.labels["size"]))
+                    _add(graph_bytes, sample)
+                elif sample.name == "kerf_cudagraph_graphs":
+                    _add(graphs, sample)
                 elif sample.name == "kerf_effective_config_info":
                     mode = CUDAGraphMode(sample.labels["effective_mode"])
     except (ValueError, KeyError) as error:
@@ -173,10 +188,16 @@ def _from_metrics(text: str, where: str) -> Traffic:
     return Traffic(
         steps.counts,
         tuple(sorted(captured)),
-        int(values.get("kerf_cudagraph_graphs", 0)),
-        int(values.get("kerf_cudagraph_pool_bytes", 0)),
+        graphs,
+        graph_bytes,
+        int(values.get("kerf_cudagraph_shared_bytes", 0)),
         None if mode is CUDAGraphMode.NONE else mode,
     )
+
+
+def _add(totals: dict[CUDAGraphMode, int], sample: Sample) -> None:
+    mode = CUDAGraphMode(sample.labels["mode"])
+    totals[mode] = totals.get(mode, 0) + int(sample.value)
 
 
 def _from_query(answer: Mapping[str, Any], where: str) -> Histogram:
