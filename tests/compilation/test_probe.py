@@ -150,3 +150,14 @@ def test_where_large_values_cancel_a_result_may_differ_as_much_as_rounding_makes
 )
 def test_a_difference_is_absolute_and_relative_to_the_largest_of_the_row(expected, actual, apart):
     assert difference(expected, actual) == pytest.approx(apart)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 24, 1000])
+def test_large_results_are_compared_in_parts_with_the_same_outcome(monkeypatch, limit):
+    expected = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0))
+    actual = expected.clone()
+    actual[5, 1, 2] += 0.5
+    actual[2, 0, 1] += 0.25
+    whole = difference(expected, actual)
+    monkeypatch.setattr("kerf_runtime.compilation.probe._MOST_ELEMENTS", limit)
+    assert difference(expected, actual) == whole
