@@ -24,7 +24,7 @@ def loaded():
     return llama(2)
 
 
-def captured(loaded, mode, budget=None, level=0):
+def captured(loaded, mode, budget=None, level=0, sizes=SIZES):
     """A runner that has captured within ``budget`` bytes, and its buffers."""
     more = {} if budget is None else {"graphMemoryBudget": str(budget)}
     spec = make_spec(
@@ -32,7 +32,7 @@ def captured(loaded, mode, budget=None, level=0):
         backend="eager",
         inductorConfig={},
         cudagraphMode=mode,
-        captureSizes=list(SIZES),
+        captureSizes=list(sizes),
         engine={"maxNumSeqs": MAX_SEQS, "maxNumBatchedTokens": MAX_TOKENS},
         **more,
     )
@@ -73,6 +73,15 @@ def test_the_costliest_graphs_go_until_the_measured_memory_fits(loaded, decode_b
     ]
     assert [descriptor.num_tokens for _, descriptor in runner.plan] == [4, 2, 1]
     assert runner.capture_sizes == (1, 2, 4)
+
+
+def test_a_smaller_graph_that_few_batches_need_goes_before_a_larger_one(loaded):
+    sizes = (3, 4, 8)  # 4 is for batches of 4 alone, 8 for those of 5 to 8
+    everything = captured(loaded, "FULL_DECODE_ONLY", sizes=sizes)[0].report()["descriptors"]
+    size = {graph["num_tokens"]: graph["bytes"] for graph in everything}
+    budget = sum(size.values()) - size[4]
+    report = captured(loaded, "FULL_DECODE_ONLY", budget, sizes=sizes)[0].report()
+    assert [graph["num_tokens"] for graph in report["dropped"]] == [4]
 
 
 def test_a_budget_that_everything_fits_drops_nothing(loaded, decode_bytes):

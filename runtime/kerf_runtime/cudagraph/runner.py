@@ -254,15 +254,14 @@ class GraphRunner:
 
     def _capture(self, key: GraphKey, dummy_batch: DummyBatch, *, trial: bool = False) -> Recorded:
         """Warm up and record."""
-        _, descriptor = key
-        inputs = dummy_batch(descriptor)
         started = time.perf_counter()
-        if self._needs_warmup(descriptor):
-            output = self._recorder.warm_up(descriptor, inputs, self._num_warmups)
+        inputs = dummy_batch(key[1])
+        if self._needs_warmup(key[1]):
+            output = self._recorder.warm_up(key[1], inputs, self._num_warmups)
             if self._capture_mode is CaptureMode.PROGRESSIVE:
                 self._platform.synchronize(output)
                 seconds = (time.perf_counter() - started) / self._num_warmups
-                self._pending.seconds.add((CUDAGraphMode.NONE, descriptor), seconds)
+                self._pending.seconds.add((CUDAGraphMode.NONE, key[1]), seconds)
                 started = time.perf_counter()
         recorded = self._recorder.record(key, inputs, trial=trial)
         self._memory.note_peak(recorded)
