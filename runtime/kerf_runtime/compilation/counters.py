@@ -31,6 +31,7 @@ class CompilationCounter:
     backend_compilations: int = 0
     inductor_compilations: int = 0
     static_compilations: int = 0
+    untuned_compilations: int = 0
     artifacts_saved: int = 0
     artifacts_loaded: int = 0
     graphs_captured: int = 0

@@ -9,15 +9,16 @@ from kerf_runtime.compilation.backends import CompileRequest, inductor
 from kerf_runtime.compilation.backends.inductor import InductorBackend
 from kerf_runtime.compilation.backends.options import settings_for, validate_options
 from kerf_runtime.compilation.backends.warm_up import warm_up_program
+from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.program import rebuild_program
 from kerf_runtime.config.tuning import UNTIMED
-from kerf_runtime.errors import ConfigError
+from kerf_runtime.errors import CompileError, ConfigError
 
 ASKED = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.multi_kernel": 1}
 
 
 def settings(options, *, general, on_gpu=True):
-    return settings_for(options, general=general, on_gpu=on_gpu, hooks={})
+    return settings_for(options, timed=not general, on_gpu=on_gpu, hooks={})
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -68,12 +69,60 @@ def test_the_back_end_tunes_static_pieces_alone(monkeypatch, tokens, tuned):
 
     monkeypatch.setattr(inductor, "_generate", generate)
     monkeypatch.setattr(inductor, "_on_gpu", lambda values: True)
-    module, values = rebuild_program(warm_up_program("cpu"))
-    request = CompileRequest(module, values, tokens=tokens, options={"max_autotune_gemm": True})
     with pytest.raises(ConfigError, match="seen"):
-        InductorBackend().compile(request)
+        InductorBackend().compile(request(tokens, max_autotune_gemm=True))
     for name in ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning"):
         assert seen[0][name] is tuned
+
+
+WRAPPER = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1, arg2_1, arg3_1 = args
+        args.clear()
+        extern_kernels.{product}(arg1_1, arg2_1)
+        return (arg1_1, )
+"""
+
+
+@pytest.fixture
+def chooses(monkeypatch):
+    """Tuning chooses a product that the loader does not know; gives the settings of every compilation."""
+    made = []
+
+    def generate(request, values, settings):
+        made.append(settings)
+        return WRAPPER.format(product="fastest_mm" if settings["max_autotune"] else "mm")
+
+    monkeypatch.setattr(inductor, "_generate", generate)
+    monkeypatch.setattr(inductor, "_on_gpu", lambda values: True)
+    return made
+
+
+def request(tokens, **options):
+    module, values = rebuild_program(warm_up_program("cpu"))
+    return CompileRequest(module, values, tokens=tokens, options=options)
+
+
+def test_a_tuned_size_that_the_loader_does_not_know_is_compiled_without_tuning_and_counted(
+    chooses, caplog
+):
+    with compilation_counter.expect(
+        untuned_compilations=1, static_compilations=1, inductor_compilations=2
+    ):
+        artifact = InductorBackend().compile(request(8, max_autotune=True))
+    assert b"extern_kernels.mm(" in artifact.files["wrapper.py"]
+    assert [settings["max_autotune"] for settings in chooses] == [True, False]
+    assert "8 tokens is compiled without tuning (LoaderRefused)" in caplog.text
+    assert "'fastest_mm'" in caplog.text
+
+
+@pytest.mark.usefixtures("chooses")
+def test_other_code_that_the_loader_does_not_know_is_an_error(monkeypatch):
+    monkeypatch.setattr(inductor, "_generate", lambda *_: WRAPPER.format(product="fastest_mm"))
+    for tokens in (None, 8):
+        with pytest.raises(CompileError, match="extern kernel 'fastest_mm'"):
+            InductorBackend().compile(request(tokens))
 
 
 @pytest.mark.parametrize(

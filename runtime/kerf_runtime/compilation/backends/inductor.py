@@ -8,6 +8,7 @@ Nothing is imported from there before something is compiled: loading a stored pi
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -41,8 +42,11 @@ from kerf_runtime.compilation.loader import (
 )
 from kerf_runtime.compilation.program import rebuild_program
 from kerf_runtime.errors import CompileError, KerfError
+from kerf_runtime.reasons import CacheReason
 
 __all__ = ["InductorBackend", "check_torch_version", "inductor_session"]
+
+_log = logging.getLogger(__name__)
 
 
 def check_torch_version() -> None:
@@ -151,41 +155,34 @@ class InductorBackend:
     def compile(self, request: CompileRequest) -> CompiledArtifact:
         """Compile one piece, for its symbolic shape or for one number of tokens.
 
-        A static size is autotuned on a GPU: its kernels run here, on random inputs of that size.
+        A static size is autotuned on a GPU: its kernels run here, on random inputs of that size.  If the loader
+        does not know what the tuning chose, the size gets code that is not tuned, and that is counted.
 
         Raises:
             CompileError: Inductor assumed something about the number of tokens, or made a wrapper that
                 the loader refuses.
         """
-        # Imported here: the passes import Inductor, which a warm start must not.
-        from kerf_runtime.compilation.passes.manager import PassManager, inductor_options
-
         compile_gate.check("the compilation of a piece")
         values = list(request.example_values)
-        general = request.tokens is None
-        settings = settings_for(
-            request.options,
-            general=general,
-            on_gpu=_on_gpu(values),
-            hooks=inductor_options(PassManager(request.passes, dump_dir=request.dump)),
-        )
-        compilation_counter.backend_compilations += 1
+        settings = _settings(request, timed=request.tokens is not None)
+        source = _source(request, values, settings)
         try:
-            source = _generate(request, values, settings)
-        except KerfError:
-            raise
-        except Exception as error:
-            names = ", ".join(request.options)
-            raise CompileError(
-                f"Inductor could not compile a piece: {type(error).__name__}: {error}",
-                hint=f"compilation.inductorConfig sets {names}: try without"
-                if names
-                else "compilation.backend eager runs the model without Inductor",
-            ) from error
-        compilation_counter.inductor_compilations += 1
-        if not general:
+            wrapper = parse_wrapper(source)
+        except CompileError as error:
+            if request.tokens is None or not _on_gpu(values):
+                raise
+            compilation_counter.untuned_compilations += 1
+            _log.warning(
+                "a piece for %d tokens is compiled without tuning (%s): %s",
+                request.tokens,
+                CacheReason.LOADER_REFUSED,
+                error,
+            )
+            settings = _settings(request, timed=False)
+            source = _source(request, values, settings)
+            wrapper = parse_wrapper(source)
+        if request.tokens is not None:
             compilation_counter.static_compilations += 1
-        wrapper = parse_wrapper(source)
         if wrapper.num_inputs != len(values):
             raise CompileError(
                 f"Inductor changed the piece's inputs from {len(values)} to {wrapper.num_inputs}"
@@ -218,6 +215,37 @@ def _patched(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
 
     patch: AbstractContextManager[None] = config.patch(dict(settings))
     return patch
+
+
+def _settings(request: CompileRequest, *, timed: bool) -> dict[str, Any]:
+    # Imported here: the passes import Inductor, which a warm start must not.
+    from kerf_runtime.compilation.passes.manager import PassManager, inductor_options
+
+    return settings_for(
+        request.options,
+        timed=timed,
+        on_gpu=_on_gpu(request.example_values),
+        hooks=inductor_options(PassManager(request.passes, dump_dir=request.dump)),
+    )
+
+
+def _source(request: CompileRequest, values: list[Any], settings: Mapping[str, Any]) -> str:
+    """``_generate``, counted, with what Inductor raises made ours."""
+    compilation_counter.backend_compilations += 1
+    try:
+        source = _generate(request, values, settings)
+    except KerfError:
+        raise
+    except Exception as error:
+        names = ", ".join(request.options)
+        raise CompileError(
+            f"Inductor could not compile a piece: {type(error).__name__}: {error}",
+            hint=f"compilation.inductorConfig sets {names}: try without"
+            if names
+            else "compilation.backend eager runs the model without Inductor",
+        ) from error
+    compilation_counter.inductor_compilations += 1
+    return source
 
 
 def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str, Any]) -> str:

@@ -61,18 +61,19 @@ _STATIC_GPU_OPTIONS: dict[str, Any] = {
 
 
 def settings_for(
-    options: Mapping[str, Any], *, general: bool, on_gpu: bool, hooks: Mapping[str, Any]
+    options: Mapping[str, Any], *, timed: bool, on_gpu: bool, hooks: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options of one compilation.
 
     Args:
         options: the user's.
-        general: for any number of tokens: options that time candidates are off, whoever asks for them.
-        on_gpu: whether there is anything to be timed at a static size; the user's options come last there.
+        timed: whether candidates may be timed, which code for any number of tokens never is: without, the
+            options for that are off, whoever asks for them.
+        on_gpu: whether they are timed unasked.
         hooks: options under which the passes run.
     """
     settings = {**REFUSED_OFF, **_DEFAULT_OPTIONS, **UNTIMED, **hooks}
-    if general:
+    if not timed:
         return {**settings, **options, **UNTIMED}
     return {**settings, **(_STATIC_GPU_OPTIONS if on_gpu else {}), **options}
 
