@@ -127,18 +127,20 @@ def test_an_option_that_cannot_work_is_refused_before_the_first_call(level, opti
 
 
 @pytest.mark.parametrize(("level", "largest"), [(AS_IS, False), (ONCE, True)])
-def test_without_guards_kernels_index_for_the_largest_step(monkeypatch, level, largest):
+def test_without_guards_kernels_are_new_and_index_for_the_largest_step(monkeypatch, level, largest):
     from torch._inductor.codegen import simd
 
     plain, seen = simd.expr_fits_within_32bit, []
 
     def compile_nothing(module, inputs, options):
-        seen.append((simd.expr_fits_within_32bit is not plain, options["triton.cudagraphs"]))
+        assert options["triton.cudagraphs"] is False
+        uncached = options.get("fx_graph_cache") is False
+        seen.append((simd.expr_fits_within_32bit is not plain, uncached))
         return module.forward
 
     monkeypatch.setattr(torch._inductor, "compile", compile_nothing)
     run(CompiledForward(models.tiny(1).model, level=level), 8)
-    assert seen == [(largest, False)]
+    assert seen == [(largest, largest)]
 
 
 def test_other_levels_and_undecorated_models_are_refused():

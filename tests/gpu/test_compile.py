@@ -183,7 +183,8 @@ def test_a_static_size_of_a_model_with_biases_can_be_stored_whatever_tuning_choo
     model = build(
         dataclasses.replace(SMALL, num_layers=1, attention_bias=True, mlp_bias=True), device=DEVICE
     )
-    compiled = compile_small(model, sizes=(8, 256))
+    with compilation_counter.expect(static_compilations=4, untuned_compilations=0):
+        compiled = compile_small(model, sizes=(8, 256))
     write_artifact(tmp_path / "a", compiled.plan, compiled.pieces, compiled.graph_source)
     artifact = load_artifact(tmp_path / "a", model)
     for tokens in (9, 8, 256):

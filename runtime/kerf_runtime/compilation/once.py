@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import io
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -180,11 +180,13 @@ class CompiledForward:
         if self.backend is CompilerBackendName.EAGER:
             return module.forward
         compilation_counter.inductor_compilations += 1
-        unguarded = self.level is CompilationLevel.DYNAMO_ONCE
-        with index_for_every_step() if unguarded else nullcontext():
-            result: Callable[..., Any] = torch._inductor.compile(
-                module, inputs, options={**REFUSED_OFF, **self.options}
-            )
+        options = {**REFUSED_OFF, **self.options}
+        indexing: AbstractContextManager[None] = nullcontext()
+        if self.level is CompilationLevel.DYNAMO_ONCE:
+            # Inductor's own cache may hold the same graph, compiled for guards that are evaluated.
+            options["fx_graph_cache"], indexing = False, index_for_every_step()
+        with indexing:
+            result: Callable[..., Any] = torch._inductor.compile(module, inputs, options=options)
         return result
 
     def _one(self, graphs: list[TracedGraph]) -> TracedGraph:
