@@ -78,7 +78,9 @@ def test_a_request_that_comes_before_the_engine_has_connected_is_answered() -> N
     async def body() -> None:
         async with client_of() as client:
             asked = asyncio.create_task(answer(client, "a", 1, 2, 3))
+            began = time.monotonic()
             await asyncio.sleep(0)
+            assert time.monotonic() - began < 0.4  # a process is not there sooner
             assert client.started is None
             assert await asked == [1, 2, 3]
 
