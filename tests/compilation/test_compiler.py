@@ -47,6 +47,13 @@ def test_a_model_of_n_layers_compiles_each_kind_of_piece_once(layers):
         torch.testing.assert_close(run(prepared.forward, tokens), expected)
 
 
+def test_what_compilers_of_kernels_are_waited_for_is_part_of_the_compilation():
+    compiled = compile_it(models.tiny(1).model)
+    waited = [piece.general.kernel_seconds for piece in compiled.pieces.values()]
+    assert all(seconds > 0 for seconds in waited)
+    assert sum(waited) < compiled.timings["inductor"]
+
+
 def test_the_30_layer_llama_is_one_trace_61_pieces_and_3_compilations(cold):
     assert {
         name: cold.counters[name]

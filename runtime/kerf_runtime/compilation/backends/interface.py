@@ -21,10 +21,17 @@ PieceCall = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class CompiledArtifact:
-    """One compiled piece: relocatable files by name, loadable by the back end that made them."""
+    """One compiled piece.
+
+    Attributes:
+        files: relocatable, by name; loadable by the back end that made them.
+        num_inputs: of the piece.
+        kernel_seconds: of the compilation, in which compilers of kernels (Triton's, C++'s) were waited for.
+    """
 
     files: Mapping[str, bytes]
     num_inputs: int
+    kernel_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
