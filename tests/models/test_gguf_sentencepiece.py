@@ -206,6 +206,26 @@ def test_streamed_pieces_join_to_the_text(
         assert "".join(parts) + decoder.flush() == pair.ours.decode(ids)
 
 
+@given(IDS, IDS)
+def test_a_text_goes_on_as_if_it_had_been_decoded_at_once(
+    both: list[Pair], first: list[int], then: list[int]
+) -> None:
+    for pair in both:
+        whole, before = pair.ours.decode([*first, *then]), pair.ours.decode(first)
+        if before.endswith("\ufffd"):
+            continue  # the next token may complete the character
+        decoder = IncrementalDecoder(pair.ours.decode, first)
+        shown = "".join(decoder.push([token]) for token in then) + decoder.flush()
+        assert before + shown == whole
+
+
+def test_an_answer_that_goes_on_with_a_text_keeps_the_space_between(llama2: Pair) -> None:
+    word = llama2.theirs.piece_to_id("▁the")
+    for before, text in (([word], " the"), ([], "the")):
+        decoder = IncrementalDecoder(llama2.ours.decode, before)
+        assert decoder.push([word]) + decoder.flush() == text
+
+
 def test_a_character_that_was_streamed_stays_when_the_next_one_is_cut_off(llama2: Pair) -> None:
     snowman, fox = "\u2603", "\U0001f98a"
     ids = llama2.ours.encode(snowman + fox, False)

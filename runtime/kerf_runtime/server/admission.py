@@ -45,6 +45,7 @@ class Admitted:
         choices: answers to each prompt.
         prompt_tokens: tokens of all prompts; several answers to one prompt count it once.
         echoes: what each answer begins with.
+        continues: whether an answer goes on with the text of its prompt, and is not a text of its own.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Admitted:
     choices: int
     prompt_tokens: int
     echoes: tuple[str, ...]
+    continues: bool
 
 
 async def admit_completion(
@@ -260,6 +262,7 @@ def _admitted(
         choices=choices,
         prompt_tokens=sum(map(len, prompts)),
         echoes=("",) * len(requests),
+        continues=prefix == "cmpl",
     )
 
 

@@ -56,6 +56,7 @@ class ServerContext:
                     admitted.stops,
                     arrived,
                     ended=ended,
+                    continues=admitted.continues,
                     seconds=self.state.settings.request_seconds,
                 )
                 for request in admitted.requests

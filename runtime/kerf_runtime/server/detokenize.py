@@ -15,6 +15,9 @@ _REPLACEMENT = "\ufffd"
 _LONGEST_HOLD = 32
 """Tokens held back at most; a character has 4 bytes, so longer means that the model emits garbage."""
 
+_CONTEXT = 8
+"""Tokens of the text before that can change what the first ones after it mean; one would nearly always do."""
+
 
 class IncrementalDecoder:
     """Decodes a growing list of tokens without decoding it from the start each time.
@@ -22,13 +25,22 @@ class IncrementalDecoder:
     Only the end of the list is kept.  The first ``_read`` tokens of it were returned, as ``_known``, but are
     decoded again as left context: some tokenizers drop a leading space, and some merge bytes of several
     tokens.
+
+    Args:
+        decode: text of a list of tokens.
+        before: tokens of a text that is continued, whose own text is not returned: a word after others
+            keeps the space in front of it.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids: list[int] = []
         self._read = 0
         self._known = ""
+        context = list(before[-_CONTEXT:])
+        text = decode(context) if context else ""
+        if not text.endswith(_REPLACEMENT):  # else it ends in the middle of a character
+            self._ids, self._read, self._known = context, len(context), text
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that has become certain with these tokens."""

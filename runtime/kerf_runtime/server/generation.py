@@ -59,19 +59,20 @@ async def generate(
     arrived: float,
     *,
     ended: Callable[[str], None],
+    continues: bool = False,
     seconds: float | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Pieces of one answer; the last one, and only it, has a finish reason.
 
     Closing the iterator early aborts the request in the engine.  ``arrived`` is a ``perf_counter``
     value from when the HTTP request came; ``seconds`` later it is given up.  ``ended`` is told how it
-    ended, unless nobody ever asked for a piece.
+    ended, unless nobody ever asked for a piece.  ``continues``: the text of the prompt goes on in the answer.
 
     Raises:
         RequestError: the engine cannot run the request as asked.
         EngineError: the engine died or gave the request up, or the time is over.
     """
-    text = _Text(tokenizer, request, stops)
+    text = _Text(tokenizer, request, stops, continues=continues)
     clock = _Clock(metrics, arrived)
     reason = "abort"
     try:
@@ -166,11 +167,17 @@ class _Text:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, request: AddRequest, stops: tuple[str, ...]
+        self,
+        tokenizer: ChatTokenizer,
+        request: AddRequest,
+        stops: tuple[str, ...],
+        *,
+        continues: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._request = request
-        self._decoder = IncrementalDecoder(tokenizer.decode)
+        before = request.prompt_token_ids if continues else ()
+        self._decoder = IncrementalDecoder(tokenizer.decode, before)
         self._matcher = StopMatcher(stops)
         self._decoded = 0
         self._shown = 0
