@@ -12,36 +12,25 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from safetensors.torch import save_file
 from tests.models.checkpoints import make_llama, write_safetensors
+from tests.models.stored import PART_BYTES, TENSORS, stored_tensors
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models import load_model, upload
-from kerf_runtime.models.checkpoint import find_checkpoint
-from kerf_runtime.models.sources import SafetensorsSource, open_source
+from kerf_runtime.models.sources import SafetensorsSource
 from kerf_runtime.models.upload import Upload
 
 pytestmark = pytest.mark.gpu
-TENSORS = {
-    "large": torch.randn(3001, 257),
-    "half": torch.randn(5, 300).half(),
-    "brain": torch.randn(7, 11, 3).bfloat16(),
-    "eight": torch.randn(64, 33).to(torch.float8_e4m3fn),
-    "one": torch.tensor(3.5),
-    "nothing": torch.empty(0, 4),
-}
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(upload, "_PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Any]:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    with open_source(find_checkpoint(tmp_path)) as opened:
+    with stored_tensors(tmp_path) as opened:
         yield opened
 
 
@@ -56,7 +45,7 @@ def test_every_part_lands_where_it_belongs(source: Any, threads: int) -> None:
 
 
 def test_what_still_uses_the_memory_ends_before_it_is_written(source: Any) -> None:
-    target = torch.zeros(3001, 257, device="cuda")
+    target = torch.zeros_like(TENSORS["large"], device="cuda")
     torch.cuda._sleep(200_000_000)
     copied = target + 0
     with Upload("cuda") as moving:
@@ -68,10 +57,10 @@ def test_what_still_uses_the_memory_ends_before_it_is_written(source: Any) -> No
 def test_a_file_that_became_shorter_is_an_error_that_leaves_no_pinned_memory(source: Any) -> None:
     stored = source.stored("large")
     with stored.path.open("r+b") as file:
-        file.truncate(stored.offset + 500_000)
+        file.truncate(stored.offset + 5000)
     moving = Upload("cuda")
     with pytest.raises(ModelError, match="middle of a tensor"), moving:
-        moving.start(torch.empty(3001, 257, device="cuda"), stored)
+        moving.start(torch.empty_like(TENSORS["large"], device="cuda"), stored)
     # Registered twice at one address is an error of the driver, so this tells that it was given back.
     assert moving._pinned is not None
     memory = moving._pinned._memory

@@ -10,33 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.checkpoints import make_llama, write_safetensors
+from tests.models.stored import PART_BYTES, TENSORS, stored_tensors
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.models import load_model, parameters, upload
-from kerf_runtime.models.checkpoint import find_checkpoint
-from kerf_runtime.models.sources import SafetensorsSource, open_source
+from kerf_runtime.models.sources import SafetensorsSource
 from kerf_runtime.models.upload import StoredTensor, Upload
-
-TENSORS = {
-    "large": torch.randn(321, 17),
-    "half": torch.randn(5, 300).half(),
-    "brain": torch.randn(7, 11, 3).bfloat16(),
-    "eight": torch.randn(64, 33).to(torch.float8_e4m3fn),
-    "one": torch.tensor(3.5),
-    "nothing": torch.empty(0, 4),
-}
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "_PART_BYTES", 1000)
+    monkeypatch.setattr(upload, "_PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Any]:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    with open_source(find_checkpoint(tmp_path)) as opened:
+    with stored_tensors(tmp_path) as opened:
         yield opened
 
 
