@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kerf_runtime.server.admission import Admitted, admit_chat
-from kerf_runtime.server.completions import collect_all, usage
-from kerf_runtime.server.context import ServerContext, context_of
+from kerf_runtime.server.answering import Running, answer, collect_all, usage
+from kerf_runtime.server.context import ServerContext
 from kerf_runtime.server.documentation import ANSWERS_OF_CHAT
-from kerf_runtime.server.generation import Answer, Piece, time_limit
+from kerf_runtime.server.generation import Answer, Piece
 from kerf_runtime.server.logprobs import TokenTexts, chat_logprobs
-from kerf_runtime.server.responses import DONE, answer_response, event
+from kerf_runtime.server.responses import DONE, event
 from kerf_runtime.server.schema import ChatRequest
-from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
+from kerf_runtime.server.streaming import merge
 
 __all__ = ["router"]
 
@@ -28,28 +28,20 @@ router = APIRouter()
 @router.post("/v1/chat/completions", responses=ANSWERS_OF_CHAT)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    arrived = time.perf_counter()
-    context = context_of(request)
-    with context.counting_refusals(), ExitStack() as stack:
-        async with time_limit(arrived, context.state.settings.request_seconds):
-            admitted = await admit_chat(context.state, body, stack)
-        running = stack.enter_context(context.answering(admitted, arrived))
-        if body.stream:
-            return EventStream(_events(context, admitted, body, running), holding=stack.pop_all())
-        whole = await unless_disconnected(request, _whole(context, admitted, body, running))
-    return answer_response({**_head(admitted, body.model, "chat.completion"), **whole})
+    return await answer(request, body, admit=admit_chat, whole=_whole, events=_events)
 
 
 async def _whole(
     context: ServerContext,
     admitted: Admitted,
     body: ChatRequest,
-    running: list[AsyncGenerator[Piece, None]],
+    running: Running,
 ) -> dict[str, Any]:
     answers = await collect_all(running)
     texts = context.token_texts if body.logprobs else None
     return {
-        "choices": [await _choice(index, answer, texts) for index, answer in enumerate(answers)],
+        **_head(admitted, body.model, "chat.completion"),
+        "choices": [await _choice(index, found, texts) for index, found in enumerate(answers)],
         "usage": usage(admitted, answers),
     }
 
@@ -58,7 +50,7 @@ async def _events(
     context: ServerContext,
     admitted: Admitted,
     body: ChatRequest,
-    running: list[AsyncGenerator[Piece, None]],
+    running: Running,
 ) -> AsyncGenerator[bytes, None]:
     head = _head(admitted, body.model, "chat.completion.chunk")
     if body.wants_stream_usage:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kerf_runtime.server.admission import Admitted, admit_completion
-from kerf_runtime.server.context import ServerContext, context_of
+from kerf_runtime.server.answering import Running, answer, collect_all, usage
+from kerf_runtime.server.context import ServerContext
 from kerf_runtime.server.documentation import ANSWERS_OF_COMPLETIONS
-from kerf_runtime.server.generation import Answer, Piece, collect, time_limit
+from kerf_runtime.server.generation import Answer, Piece
 from kerf_runtime.server.logprobs import completion_logprobs
-from kerf_runtime.server.responses import DONE, answer_response, event
+from kerf_runtime.server.responses import DONE, event
 from kerf_runtime.server.schema import CompletionRequest
-from kerf_runtime.server.streaming import EventStream, merge, unless_disconnected
+from kerf_runtime.server.streaming import merge
 
-__all__ = ["collect_all", "router", "usage"]
+__all__ = ["router"]
 
 router = APIRouter()
 
@@ -28,62 +28,20 @@ router = APIRouter()
 @router.post("/v1/completions", responses=ANSWERS_OF_COMPLETIONS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
-    arrived = time.perf_counter()
-    context = context_of(request)
-    with context.counting_refusals(), ExitStack() as stack:
-        async with time_limit(arrived, context.state.settings.request_seconds):
-            admitted = await admit_completion(context.state, body, stack)
-        running = stack.enter_context(context.answering(admitted, arrived))
-        if body.stream:
-            return EventStream(_events(context, admitted, body, running), holding=stack.pop_all())
-        whole = await unless_disconnected(request, _whole(context, admitted, body, running))
-    return answer_response({**_head(admitted, body.model), **whole})
-
-
-def usage(admitted: Admitted, answers: Sequence[Answer | Piece]) -> dict[str, Any]:
-    """Token counts of a request: every generated token counts, the one that ended it too.
-
-    Cached are those tokens of a prompt that none of its answers had to compute.
-
-    Args:
-        admitted: the request.
-        answers: all of them, or the last piece of each.
-    """
-    prompt_tokens = admitted.prompt_tokens
-    completion_tokens = sum(answer.tokens for answer in answers)
-    cached = [answer.cached_tokens for answer in answers]
-    groups = range(0, len(cached), admitted.choices)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(min(cached[at : at + admitted.choices]) for at in groups)
-        },
-    }
-
-
-async def collect_all(answers: list[AsyncGenerator[Piece, None]]) -> list[Answer]:
-    """All answers at once; if one fails the others are cancelled, which aborts them."""
-    tasks = [asyncio.create_task(collect(answer)) for answer in answers]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await answer(request, body, admit=admit_completion, whole=_whole, events=_events)
 
 
 async def _whole(
     context: ServerContext,
     admitted: Admitted,
     body: CompletionRequest,
-    running: list[AsyncGenerator[Piece, None]],
+    running: Running,
 ) -> dict[str, Any]:
     answers = await collect_all(running)
     wire = _Wire(context, admitted, body)
     return {
-        "choices": [await wire.choice(i, answer, first=True) for i, answer in enumerate(answers)],
+        **_head(admitted, body.model),
+        "choices": [await wire.choice(i, found, first=True) for i, found in enumerate(answers)],
         "usage": usage(admitted, answers),
     }
 
@@ -92,7 +50,7 @@ async def _events(
     context: ServerContext,
     admitted: Admitted,
     body: CompletionRequest,
-    running: list[AsyncGenerator[Piece, None]],
+    running: Running,
 ) -> AsyncGenerator[bytes, None]:
     head = _head(admitted, body.model)
     if body.wants_stream_usage:
