@@ -9,10 +9,11 @@ from tests.compilation.graphs import ATTENTION
 from tests.compilation.helpers import QUICK, make_spec, open_cache, prepare, run
 
 from kerf_runtime.compilation.backends import CompileRequest, backend_named, inductor
-from kerf_runtime.compilation.backends.inductor import InductorBackend, check_torch_version
+from kerf_runtime.compilation.backends.inductor import InductorBackend
 from kerf_runtime.compilation.backends.options import validate_options
 from kerf_runtime.compilation.compiler import CompileOptions, compile_model
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
+from kerf_runtime.compilation.internals import check_torch_version
 from kerf_runtime.errors import CompileError, ConfigError
 
 

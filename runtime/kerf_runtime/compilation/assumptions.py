@@ -11,9 +11,8 @@ import math
 from typing import Any
 
 import sympy
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.config.compilation import MAX_SIZE
 from kerf_runtime.errors import CompileError
 
@@ -31,7 +30,7 @@ _TOKENS = (
 One token is covered by the numerical gate: torch never assumes it for a dynamic size.
 """
 _REACH = (2**31 - 1, 2**31)
-_UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+_UNBACKED = (internals.SymT.UNBACKED_INT, internals.SymT.UNBACKED_FLOAT)
 
 
 def check_assumptions(shape_env: Any, *, where: str) -> None:
@@ -60,7 +59,7 @@ def check_assumptions(shape_env: Any, *, where: str) -> None:
                 hint="Compiled code must be right for every batch: do not branch on the number of tokens, "
                 "and do not divide or fix it in a view",
             )
-    values = [str(s) for s in shape_env.var_to_range if symbol_is_type(s, _UNBACKED)]
+    values = [str(s) for s in shape_env.var_to_range if internals.symbol_is_type(s, _UNBACKED)]
     if values:
         raise CompileError(
             "a size or a number depends on the values of a tensor",
@@ -82,5 +81,5 @@ def _first_broken(expression: Any) -> int | None:
     if one in (sympy.true, sympy.false):
         return None if one else _TOKENS[0]
     # As Python code: sympy needs a millisecond for each substitution.
-    code = compile(PythonPrinter().doprint(one), "<assumption>", "eval")
+    code = compile(internals.PythonPrinter().doprint(one), "<assumption>", "eval")
     return next((n for n in _TOKENS if not eval(code, {"math": math, "tokens": n})), None)

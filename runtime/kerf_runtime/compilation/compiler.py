@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.artifact import CompiledPiece
 from kerf_runtime.compilation.backends import (
     CompiledArtifact,
@@ -194,7 +194,7 @@ def _static_values(values: Sequence[Any], tokens: int) -> list[Any]:
         expression = size.node.expr
         return int(expression.subs(dict.fromkeys(expression.free_symbols, tokens)))
 
-    with FakeTensorMode():
+    with internals.FakeTensorMode():
         return [
             torch.empty_strided(
                 [fixed(size) for size in value.shape],

@@ -1,6 +1,5 @@
-"""Everything of Dynamo that is no public interface: the one file to look at when torch changes.
+"""What tracing asks of Dynamo beside ``torch.compile``: hooks, errors, and what a trace is about to change.
 
-Tested with torch 2.11 (``backends/inductor.py`` refuses other versions before anything is traced).
 Nothing here decides anything; imported by whoever traces, never on a warm start.
 """
 
@@ -14,9 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-import torch
-from torch._dynamo import convert_frame, symbolic_convert, variables
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported, UserError
+from kerf_runtime.compilation import internals
 
 __all__ = [
     "BACKEND_ERROR",
@@ -30,10 +27,10 @@ __all__ = [
     "traced_code",
 ]
 
-GRAPH_BREAKS: tuple[type[Exception], ...] = (Unsupported, UserError)
+GRAPH_BREAKS: tuple[type[Exception], ...] = (internals.Unsupported, internals.UserError)
 """What Dynamo raises for a forward that is not one graph; the message holds the user's stack."""
 
-BACKEND_ERROR: type[Exception] = BackendCompilerFailed
+BACKEND_ERROR: type[Exception] = internals.BackendCompilerFailed
 """What Dynamo raises around an exception of the back end (``inner_exception``)."""
 
 
@@ -54,14 +51,14 @@ class SideEffect:
 
 def fake_mode() -> Any:
     """The fake tensor mode of the trace that is running."""
-    mode = torch._guards.TracingContext.get().fake_mode
+    mode = internals.TracingContext.get().fake_mode
     assert mode is not None
     return mode
 
 
 def traced_code() -> list[CodeType]:
     """Code objects of all functions that the running trace went through, inlined ones included."""
-    return list(torch._guards.TracingContext.get_traced_code() or [])
+    return list(internals.TracingContext.get_traced_code() or [])
 
 
 def set_guard_hook(count: Callable[[], None]) -> None:
@@ -71,7 +68,7 @@ def set_guard_hook(count: Callable[[], None]) -> None:
         count()
         return cache_hit
 
-    torch._C._dynamo.eval_frame.set_guard_complete_hook(completed)
+    internals.eval_frame.set_guard_complete_hook(completed)
 
 
 @contextmanager
@@ -83,9 +80,9 @@ def captured_bytecode() -> Iterator[list[tuple[CodeType, CodeType]]]:
         pairs.append((code, new_code))
         return None
 
-    handle = convert_frame.register_bytecode_hook(hook)
+    handle = internals.convert_frame.register_bytecode_hook(hook)
     try:
-        with torch._dynamo.config.patch(record_runtime_overhead=False):
+        with internals.dynamo_config.patch(record_runtime_overhead=False):
             yield pairs
     finally:
         handle.remove()
@@ -98,11 +95,11 @@ def compiled_names(code: CodeType) -> tuple[str, ...]:
 
 def pending_side_effects() -> tuple[SideEffect, ...]:
     """What the code being traced will change beside tensors; to be called from within a back end."""
-    effects = symbolic_convert.InstructionTranslator.current_tx().output.side_effects
+    effects = internals.symbolic_convert.InstructionTranslator.current_tx().output.side_effects
     found = []
     for item in effects.id_to_variable.values():
         # Tensors are in the graph, where writes to them are found; what has no source is new.
-        if item.source is None or isinstance(item, variables.TensorVariable):
+        if item.source is None or isinstance(item, internals.variables.TensorVariable):
             continue
         if effects.is_modified(item):
             stacks = effects.mutation_user_stacks.get(item, [])
@@ -114,13 +111,16 @@ def pending_side_effects() -> tuple[SideEffect, ...]:
 
 def _changed(effects: Any, item: Any) -> tuple[tuple[str, bool], ...]:
     names = [
-        (str(name), isinstance(value, variables.TensorVariable))
+        (str(name), isinstance(value, internals.variables.TensorVariable))
         for name, value in effects.store_attr_mutations.get(item, {}).items()
     ]
-    if isinstance(item, variables.ConstDictVariable):
+    if isinstance(item, internals.variables.ConstDictVariable):
         before = item.original_items
         names += [
-            (str(key.vt.as_python_constant()), isinstance(value, variables.TensorVariable))
+            (
+                str(key.vt.as_python_constant()),
+                isinstance(value, internals.variables.TensorVariable),
+            )
             for key, value in item.items.items()
             if key.vt.is_python_constant() and before.get(key) is not value
         ]

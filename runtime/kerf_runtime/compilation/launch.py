@@ -2,7 +2,7 @@
 
 A kernel that Inductor compiled is stored as a cubin and a small JSON document: the name of the function
 in it, warps and shared memory, the types of its arguments, and the expressions that compute the grid
-from them.  ``torch._C._StaticCudaLauncher`` loads and launches it, so neither Triton nor Inductor is
+from them.  Torch's own static launcher loads and launches it, so neither Triton nor Inductor is
 imported, and a launch is one call into C++.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.errors import CompileError
 
 __all__ = ["KernelLaunch", "load_kernel"]
@@ -145,7 +146,7 @@ def load_kernel(cubin: Path) -> Callable[..., None]:
         raise CompileError(
             f"the launch data of a kernel cannot be read: {error}", where=str(cubin)
         ) from error
-    launcher: Any = getattr(torch._C, "_StaticCudaLauncher", None)
+    launcher = getattr(internals, "StaticCudaLauncher", None)
     if launcher is None or not torch.cuda.is_available():
         raise CompileError("a CUDA kernel cannot be loaded without a CUDA device", where=str(cubin))
     try:

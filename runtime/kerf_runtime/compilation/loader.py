@@ -8,7 +8,7 @@ must not half-run.  The device index that the wrapper was generated for is dropp
 current device.
 
 Nothing of Dynamo or Inductor is imported, so a warm start neither pays for their import nor can
-compile.  Tested with the torch versions in ``SUPPORTED_TORCH``.
+compile.  Tested with the torch versions in ``internals``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerf_runtime.compilation import internals
+from kerf_runtime.compilation.internals import SUPPORTED_TORCH
 from kerf_runtime.compilation.launch import load_kernel
 from kerf_runtime.errors import CompileError
 
-__all__ = ["SUPPORTED_TORCH", "KernelSource", "WrapperSource", "load_wrapper", "parse_wrapper"]
-
-SUPPORTED_TORCH = ("2.11",)
-"""Versions whose wrapper format this module was tested on."""
+__all__ = ["KernelSource", "WrapperSource", "load_wrapper", "parse_wrapper"]
 
 
 def _bias_addmm(
@@ -68,7 +67,7 @@ _EXTERN_KERNELS: dict[str, Callable[..., Any]] = {
     "bmm": torch.bmm,
     "bmm_dtype": torch.bmm,
     "baddbmm": torch.baddbmm,
-    "_scaled_mm": torch._scaled_mm,
+    "_scaled_mm": internals.scaled_mm,
     "_mm_plus_mm": torch.ops.inductor._mm_plus_mm,  # an operator of torch itself
 }
 """What Inductor chooses among where it tunes products, and what it calls where it does not."""
@@ -132,7 +131,7 @@ class _ExternKernels:
 
 
 def _namespace() -> dict[str, Any]:
-    guards: Any = torch._C._dynamo.guards
+    guards = internals.dynamo_guards
     extern = _ExternKernels()
     for name, function in _EXTERN_KERNELS.items():
         setattr(extern, name, function)
@@ -154,9 +153,13 @@ def _namespace() -> dict[str, Any]:
     }
 
 
+_raw_stream = getattr(internals, "current_raw_stream", None)
+
+
 def _current_raw_stream(_index: int) -> int:
     """The current stream of the current device, whatever device the wrapper was generated for."""
-    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    assert _raw_stream is not None  # what calls it was compiled for a GPU
+    stream: int = _raw_stream(torch.cuda.current_device())
     return stream
 
 
@@ -313,7 +316,7 @@ def load_wrapper(
 
 def _load_library(path: Path, module_name: str) -> Callable[..., None]:
     # The kernel's init function reads the address of torch's data-pointer accessor from here.
-    guards: Any = torch._C._dynamo.guards
+    guards = internals.dynamo_guards
     address = guards._torchinductor_pyobject_tensor_data_ptr
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     loader = importlib.machinery.ExtensionFileLoader(module_name, str(path))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from kerf_runtime.compilation import dynamo
+from kerf_runtime.compilation import dynamo, internals
 from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.backends import backend_named
 from kerf_runtime.compilation.backends.indexing import index_for_every_step
@@ -186,7 +186,7 @@ class CompiledForward:
             # Inductor's own cache may hold the same graph, compiled for guards that are evaluated.
             options["fx_graph_cache"], indexing = False, index_for_every_step()
         with indexing:
-            result: Callable[..., Any] = torch._inductor.compile(module, inputs, options=options)
+            result: Callable[..., Any] = internals.inductor_compile(module, inputs, options=options)
         return result
 
     def _one(self, graphs: list[TracedGraph]) -> TracedGraph:

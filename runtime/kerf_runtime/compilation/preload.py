@@ -5,13 +5,10 @@ Nothing here may start threads or ask for a device: neither would survive the fo
 
 import importlib
 
-import torch._inductor.config
+from kerf_runtime.compilation import internals
 
 _MODULES = (
-    "torch._inductor.compile_fx",
-    "torch._inductor.standalone_compile",
-    "torch._inductor.codegen.cuda_combined_scheduling",
-    "torch._inductor.fx_passes.joint_graph",
+    *internals.COMPILER_MODULES,
     "kerf_runtime.compilation.backends.inductor",
     "kerf_runtime.compilation.passes.manager",
     "kerf_runtime.compilation.program",
@@ -19,6 +16,6 @@ _MODULES = (
 )
 
 # Inductor asks the driver for devices when it is imported, to choose a way of timing kernels.  Workers time none.
-torch._inductor.config.use_experimental_benchmarker = False
+internals.inductor_config.use_experimental_benchmarker = False
 for _name in _MODULES:
     importlib.import_module(_name)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.errors import CompileError
 
 __all__ = [
@@ -149,16 +150,11 @@ def _expression(size: Any) -> str:
 
 def rebuild_program(program: PieceProgram) -> tuple[fx.GraphModule, list[Any]]:
     """The module, and fake inputs with a fresh symbol for the number of tokens."""
-    # Imported here: the eager back end loads sources with this module, and needs no compiler.
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-
-    environment = ShapeEnv()
-    source = ConstantSource("tokens")
-    symbol = environment.create_symbol(_EXAMPLE_TOKENS, source, DimDynamic.DYNAMIC)
+    environment = internals.ShapeEnv()
+    source = internals.ConstantSource("tokens")
+    symbol = environment.create_symbol(_EXAMPLE_TOKENS, source, internals.DimDynamic.DYNAMIC)
     tokens = environment.create_symintnode(symbol, hint=_EXAMPLE_TOKENS, source=source)
-    with FakeTensorMode(shape_env=environment):
+    with internals.FakeTensorMode(shape_env=environment):
         values = [_example(layout, tokens) for layout in program.inputs]
     code, _ = load_source(program.source, "rebuilt")
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.errors import ConfigError
 
@@ -62,7 +63,7 @@ def resolve_splitting_ops(names: tuple[str, ...]) -> frozenset[torch._ops.OpOver
     for name in names:
         found = _find_overloads(name)
         if not found:
-            known = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+            known = sorted({schema.name for schema in internals.schemas()})
             near = difflib.get_close_matches(name.split(".")[0], known, n=3)
             raise ConfigError(
                 f"no operator is called {name!r}",

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx, nn
 
-from kerf_runtime.compilation import dynamo
+from kerf_runtime.compilation import dynamo, internals
 from kerf_runtime.compilation.assumptions import check_assumptions
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.decorator import (
@@ -150,8 +150,8 @@ def tracing(model: nn.Module, support: CompileSupport, arguments: Arguments) -> 
         )
     support.check_arguments(arguments)
     for tensor, dim in support.dynamic_tensors(arguments):
-        torch._dynamo.mark_dynamic(tensor, dim)
-    torch._dynamo.reset()
+        internals.mark_dynamic(tensor, dim)
+    internals.reset_dynamo()
     try:
         with torch.inference_mode(False), torch.no_grad(), set_forward_context(ForwardContext()):
             yield
@@ -164,7 +164,7 @@ def tracing(model: nn.Module, support: CompileSupport, arguments: Arguments) -> 
             hint="Remove the construct shown in the stack above from the forward",
         ) from error
     finally:
-        torch._dynamo.reset()
+        internals.reset_dynamo()
     _first_traces[model] = "".join(traceback.format_list(traceback.extract_stack()[-6:-2]))
     compilation_counter.dynamo_traces += 1
     compilation_counter.graphs_seen += 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.backends.interface import (
     CompiledArtifact,
     CompileRequest,
@@ -33,7 +34,8 @@ class EagerBackend:
     name = "eager"
 
     def check(self, options: Mapping[str, Any]) -> None:
-        """There are no options."""
+        """Refuse other versions of torch, whose traces nobody looked at, and options: there are none."""
+        internals.check_torch_version()
         if options:
             raise ConfigError(
                 f"the eager back end has no options: {', '.join(sorted(options))}",

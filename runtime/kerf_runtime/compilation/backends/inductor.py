@@ -1,9 +1,7 @@
-"""The private-API surface towards Inductor: compile one piece, collect its wrapper and kernels.
+"""Compiles one piece with Inductor: its wrapper and its kernels, each a file that needs no compiler to run.
 
-Everything that reaches into ``torch._inductor`` is in this file and, for one question each, in ``options`` and
-``indexing``; they were tested with the torch versions in ``loader.SUPPORTED_TORCH``, and others are refused.
-Nothing is imported from there before something is compiled: loading a stored piece goes through
-``compilation.loader``.
+What it takes of Inductor is named in ``compilation.internals``.  Nothing of it is imported before something is
+compiled: loading a stored piece goes through ``compilation.loader``.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.backends.indexing import index_for_every_step
 from kerf_runtime.compilation.backends.interface import (
     CompiledArtifact,
@@ -35,7 +34,6 @@ from kerf_runtime.compilation.backends.warm_up import warm_up_program
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
 from kerf_runtime.compilation.launch import KernelLaunch
 from kerf_runtime.compilation.loader import (
-    SUPPORTED_TORCH,
     KernelSource,
     load_wrapper,
     parse_wrapper,
@@ -44,33 +42,17 @@ from kerf_runtime.compilation.program import rebuild_program
 from kerf_runtime.errors import CompileError, KerfError
 from kerf_runtime.reasons import CacheReason
 
-__all__ = ["InductorBackend", "check_torch_version", "inductor_session"]
+__all__ = ["InductorBackend", "inductor_session"]
 
 _log = logging.getLogger(__name__)
-
-
-def check_torch_version() -> None:
-    """Refuse torch versions that the private-API surface was not tested with.
-
-    Raises:
-        CompileError: names the installed and the supported versions.
-    """
-    version = torch.__version__
-    if not any(version == v or version.startswith(v + ".") for v in SUPPORTED_TORCH):
-        raise CompileError(
-            f"torch {version} is not supported by the piecewise compiler",
-            hint=f"Install torch {' or '.join(SUPPORTED_TORCH)}, or set compilation.level to 0",
-        )
 
 
 @contextmanager
 def inductor_session() -> Iterator[None]:
     """A private, empty Inductor cache folder: what is compiled inside is compiled for real."""
-    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
-
     with (
         tempfile.TemporaryDirectory(prefix="kerf-inductor-") as folder,
-        temporary_cache_dir(folder),
+        internals.temporary_cache_dir(folder),
         _plain_instruction_sets(),
     ):
         try:
@@ -86,9 +68,7 @@ def _plain_instruction_sets() -> Iterator[None]:
     The capability that torch itself reports (an observed factor) then tells exactly which machines can
     run the kernels.
     """
-    from torch._inductor import cpu_vec_isa as module
-
-    cpu_vec_isa: Any = module
+    cpu_vec_isa = internals.cpu_vec_isa
     everything, probe = cpu_vec_isa.supported_vec_isa_list, cpu_vec_isa.VecISA.check_build
     plain = (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX2)
     cpu_vec_isa.supported_vec_isa_list = [isa for isa in everything if type(isa) in plain]
@@ -112,15 +92,14 @@ def _forget_modules_below(folder: str) -> None:
 @contextmanager
 def _wrapper_sources() -> Iterator[list[str]]:
     """Collects the source of every wrapper that Inductor generates in the block."""
-    from torch._inductor.graph import GraphLowering
-
     sources: list[str] = []
-    previous = GraphLowering.save_output_code
-    GraphLowering.save_output_code = staticmethod(sources.append)
+    lowering = internals.GraphLowering
+    previous = lowering.save_output_code
+    lowering.save_output_code = staticmethod(sources.append)
     try:
         yield sources
     finally:
-        GraphLowering.save_output_code = previous
+        lowering.save_output_code = previous
 
 
 class InductorBackend:
@@ -130,7 +109,7 @@ class InductorBackend:
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Refuse other versions of torch and unknown options."""
-        check_torch_version()
+        internals.check_torch_version()
         validate_options(options)
 
     def prepare_worker(self, device: torch.device, threads: int) -> None:
@@ -139,8 +118,7 @@ class InductorBackend:
         On a GPU a small piece is compiled.  On a CPU that would take a C++ compiler for longer than it
         saves.
         """
-        from torch._inductor import config
-
+        config = internals.inductor_config
         config.compile_threads, config.worker_start_method = threads, "fork"
         if device.type == "cuda":
             torch.cuda.init()
@@ -212,17 +190,14 @@ class InductorBackend:
 
 
 def _patched(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-    from torch._inductor import config
-
-    patch: AbstractContextManager[None] = config.patch(dict(settings))
+    patch: AbstractContextManager[None] = internals.inductor_config.patch(dict(settings))
     return patch
 
 
 def _kernel_seconds() -> float:
     """How long this process has waited for compilers of kernels, as Inductor's own clock tells."""
-    from torch._dynamo.utils import compilation_time_metrics
-
-    return sum(compilation_time_metrics.get("async_compile.wait", ()))
+    seconds: Sequence[float] = internals.compilation_time_metrics.get("async_compile.wait", ())
+    return sum(seconds)
 
 
 def _settings(request: CompileRequest, *, timed: bool) -> dict[str, Any]:
@@ -258,21 +233,19 @@ def _source(request: CompileRequest, values: list[Any], settings: Mapping[str, A
 
 def _generate(request: CompileRequest, values: list[Any], settings: Mapping[str, Any]) -> str:
     """The wrapper's source; its kernels are compiled and in Inductor's in-process caches."""
-    from torch._inductor import standalone_compile
-
     from kerf_runtime.compilation.assumptions import check_assumptions
 
     general = request.tokens is None
     fake_mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
-    context = torch._guards.TracingContext(fake_mode)
+    context = internals.TracingContext(fake_mode)
     with (
-        torch._guards.tracing(context),
+        internals.tracing(context),
         _wrapper_sources() as sources,
         _patched(settings),
         index_for_every_step() if general else nullcontext(),
         torch.no_grad(),
     ):
-        compiled = standalone_compile(
+        compiled = internals.standalone_compile(
             request.module,
             values,
             dynamic_shapes="from_tracing_context" if general else "from_example_inputs",
@@ -303,20 +276,16 @@ def _random_like(value: Any) -> Any:
 
 def _library(argument_types: Sequence[str], source: str) -> bytes:
     """The shared object of a kernel that was just compiled (found in Inductor's in-process cache)."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    kernel = CppPythonBindingsCodeCache.load_pybinding(list(argument_types), source)
+    kernel = internals.CppPythonBindingsCodeCache.load_pybinding(list(argument_types), source)
     return Path(kernel.__self__.__file__).read_bytes()
 
 
 def _triton_kernel(kernel: KernelSource, wrapper: str) -> tuple[KernelLaunch, bytes]:
     """Launch data and cubin of a Triton kernel that was just compiled."""
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
-    from torch._inductor.runtime.triton_heuristics import GridExpr
-
     # The list outlives the sessions: files of earlier ones are gone.
-    files = [(m, Path(str(m.__file__))) for m in PyCodeCache.modules if hasattr(m, kernel.name)]
+    files = [
+        (m, Path(str(m.__file__))) for m in internals.PyCodeCache.modules if hasattr(m, kernel.name)
+    ]
     tuner: Any = next(
         getattr(m, kernel.name)
         for m, file in files
@@ -331,7 +300,7 @@ def _triton_kernel(kernel: KernelSource, wrapper: str) -> tuple[KernelLaunch, by
     # Block sizes come from the configuration; the wrapper does not pass them.
     parameters = [name for name in names if name not in config.kwargs]
     parameters += tuner.inductor_meta.get("extra_launcher_args", [])
-    grid = GridExpr.from_meta(tuner.inductor_meta, config)
+    grid = internals.GridExpr.from_meta(tuner.inductor_meta, config)
     launch = KernelLaunch(
         function=compiled.name,
         num_warps=compiled.num_warps,
@@ -343,6 +312,6 @@ def _triton_kernel(kernel: KernelSource, wrapper: str) -> tuple[KernelLaunch, by
         prefix=tuple(grid.prefix),
         grid=(str(grid.x_grid), str(grid.y_grid), str(grid.z_grid)),
     )
-    folder = Path(triton_cache_dir(tuner.device_props.index))
+    folder = Path(internals.triton_cache_dir(tuner.device_props.index))
     cubin = folder / launcher.cache_hash / f"{compiled.name}.cubin"
     return launch, cubin.read_bytes()

@@ -1,8 +1,7 @@
 """What Inductor is told: Kerf's options, the user's, and which of them are in force for which shape.
 
 What is published under a key must not depend on whether an environment variable of torch asks for tuning: the
-options that time candidates are always set.  Part of the private-API surface towards Inductor; tested with the
-torch versions in ``loader.SUPPORTED_TORCH``.
+options that time candidates are always set.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.config.tuning import UNTIMED
 from kerf_runtime.errors import ConfigError
 
@@ -84,9 +84,7 @@ def validate_options(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the option, and near matches or the type of its value.
     """
-    from torch._inductor import config
-
-    known = config.get_config_copy()
+    known = internals.inductor_config.get_config_copy()
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.counters import (
     PASS_COUNTERS,
     CompilationCounter,
@@ -40,7 +40,7 @@ def inductor_options(manager: PassManager) -> dict[str, Any]:
     return {"post_grad_custom_post_pass": manager, "enable_auto_functionalized_v2": False}
 
 
-class PassManager(CustomGraphPass):
+class PassManager(internals.CustomGraphPass):
     """Runs the passes on a post-grad graph, in place.
 
     Args:

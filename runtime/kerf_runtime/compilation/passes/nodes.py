@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from kerf_runtime.compilation import internals
 
 __all__ = [
     "auto_functionalized",
@@ -57,7 +58,7 @@ def known_equal(left: Any, right: Any) -> bool:
     sizes = (int, torch.SymInt)
     if not isinstance(left, sizes) or not isinstance(right, sizes):
         return False
-    return statically_known_true(left == right)
+    return internals.statically_known_true(left == right)
 
 
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -80,7 +81,7 @@ def same_layout(left: Any, right: Any) -> bool:
 def storage(node: fx.Node) -> int | None:
     """Identity of the memory behind a node's tensor, None for anything else."""
     tensor = value(node)
-    if not isinstance(tensor, Tensor) or not torch._C._has_storage(tensor):
+    if not isinstance(tensor, Tensor) or not internals.has_storage(tensor):
         return None
     return tensor.untyped_storage()._cdata
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.passes.nodes import known_equal, value
 from kerf_runtime.errors import CompileError
 
@@ -199,27 +199,25 @@ def find_match(patterns: Sequence[Pattern], node: fx.Node) -> Match | None:
 
 def _trace(function: Callable[..., Any], example: Example, device: torch.device) -> fx.GraphModule:
     """``function`` as Inductor sees it: traced, decomposed, common parts merged, cleaned up."""
-    from torch._dispatch.python import enable_python_dispatcher
-    from torch._functorch.compile_utils import fx_graph_cse
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     names = tuple(example.tensors)
 
     def call(*tensors: Tensor) -> Any:
         result = function(**dict(zip(names, tensors, strict=True)), **example.numbers)
         return result if isinstance(result, tuple) else (result,)
 
-    mode = FakeTensorMode()
+    mode = internals.FakeTensorMode()
     with mode:
         fakes = [torch.empty(s, dtype=t, device=device) for s, t in example.tensors.values()]
-    with mode, enable_python_dispatcher(), torch.no_grad():
-        module = make_fx(torch.func.functionalize(call), select_decomp_table())(*fakes)
-    module.graph = fx_graph_cse(module.graph)
+    with mode, internals.enable_python_dispatcher(), torch.no_grad():
+        make_graph = internals.make_fx(
+            torch.func.functionalize(call), internals.select_decomp_table()
+        )
+        module: fx.GraphModule = make_graph(*fakes)
+    module.graph = internals.fx_graph_cse(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return joint_graph_passes(module)
+    cleaned: fx.GraphModule = internals.joint_graph_passes(module)
+    return cleaned
 
 
 def _merge(

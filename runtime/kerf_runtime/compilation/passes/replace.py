@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 
+from kerf_runtime.compilation import internals
 from kerf_runtime.compilation.passes.nodes import positions, same_layout, value
 from kerf_runtime.compilation.passes.pattern import Match
 
@@ -19,7 +19,7 @@ def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | Non
     """What ``target`` would return for these nodes and constants, as fake tensors."""
     fake_args, fake_kwargs = fx.node.map_arg((args, kwargs or {}), value)
     leaves = [leaf for leaf in (*fake_args, *fake_kwargs.values()) if hasattr(leaf, "fake_mode")]
-    with leaves[0].fake_mode, enable_python_dispatcher():
+    with leaves[0].fake_mode, internals.enable_python_dispatcher():
         return target(*fake_args, **fake_kwargs)
 
 
