@@ -131,7 +131,7 @@ def play(
     for step in workload:
         decision = runner.dispatch(step.tokens, step.uniform)
         decisions.append(decision)
-        hidden = runner.run(decision, *buffers.write(step, decision.descriptor))
+        hidden = runner.run(decision, *buffers.write(step, decision.descriptor)).hidden
         outputs.append(hidden[: step.tokens].clone())
     return outputs, decisions
 
@@ -146,6 +146,6 @@ def play_without_graphs(
     outputs = []
     for step, decision in zip(workload, decisions, strict=True):
         plain = replace(decision, mode=CUDAGraphMode.NONE)
-        hidden = runner.run(plain, *buffers.write(step, plain.descriptor))
+        hidden = runner.run(plain, *buffers.write(step, plain.descriptor)).hidden
         outputs.append(hidden[: step.tokens].clone())
     return outputs

@@ -237,7 +237,8 @@ def test_a_result_stays_at_one_address_and_is_overwritten_by_the_next_replay(sha
     hidden = []
     for _ in range(2):
         decision = runner.dispatch(1, True)
-        hidden.append(runner.run(decision, *buffers.write(Step({0: 1}), decision.descriptor)))
+        output = runner.run(decision, *buffers.write(Step({0: 1}), decision.descriptor))
+        hidden.append(output.hidden)
     assert hidden[0].data_ptr() == hidden[1].data_ptr()
 
 
@@ -380,7 +381,7 @@ def test_with_copied_inputs_the_caller_may_pass_other_tensors_every_time(mode, s
     with compilation_counter.expect(graph_replays=3, graphs_captured=0):
         for _ in range(3):
             decision = runner.dispatch(4, uniform_decode=True)
-            hidden = runner.run(decision, input_ids.clone(), positions.clone(), context)
+            hidden = runner.run(decision, input_ids.clone(), positions.clone(), context).hidden
     with torch.inference_mode(), set_forward_context(context):
         expected = prepared.forward(input_ids, positions)
     torch.testing.assert_close(hidden, expected)

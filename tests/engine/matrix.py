@@ -158,10 +158,10 @@ def play(core: EngineCore, case: Case, forced: Sequence[Played] = ()) -> list[Pl
         assert batch is not None
         assert tuple(item.count for item in batch.items) == step.counts, case.name
         decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
-        hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
-        tokens = engine.runner.sample(batch, hidden).read().tokens
+        output = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
+        tokens = engine.runner.sample(batch, output).read().tokens
         last = [sum(step.counts[: row + 1]) - 1 for row in range(len(step.counts))]
-        logits = engine.prepared.model.compute_logits(hidden[last])  # type: ignore[operator]
+        logits = engine.prepared.model.compute_logits(output.hidden[last])  # type: ignore[operator]
         played.append(Played(tokens, logits.float().cpu()))
         engine.scheduler.complete(batch, forced[index].tokens if forced else tokens)
     for name in names:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.engines import document as deployment
 from tests.engine.engines import engine_args, generate, run, started
 
+from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.core import EngineCore
 from kerf_runtime.engine.messages import AddRequest, SamplingParams, TokenLogprobs, TokenOutput
 
@@ -182,3 +184,30 @@ def test_penalties_wait_for_the_tokens_that_they_count(tiny_path: Path) -> None:
     request = AddRequest("a", [1, 2, 3], params)
     assert run(core, [request]) == run(plain, [request])
     assert core.stats()["overlapped_steps"] == 0
+
+
+def test_decode_steps_from_full_graphs_do_not_call_the_output_layer(tiny_path: Path) -> None:
+    core = started(engine_args(tiny_path, mode="FULL_DECODE_ONLY"), overlap=True)
+    calls: list[int] = []
+    head: Any = core.engine.prepared.model.lm_head
+    hook = head.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
+    generate(core, [[1, 2, 3], [4, 5], [6]])
+    hook.remove()
+    assert core.stats()["dispatch"][0][:3] == ["FULL", 4, "Padded"]
+    assert calls == [3]  # the prompts
+
+
+def test_a_prompt_in_pieces_of_one_token_looks_like_decode_and_its_rows_are_told_apart(
+    tiny_path: Path,
+) -> None:
+    prompts = [[1], [2], [3], list(range(10, 24))]
+    limits = {"maxNumBatchedTokens": 4, "maxNumSeqs": 4}
+    found = []
+    for mode in ("NONE", "FULL_DECODE_ONLY"):
+        graphs = {"level": 0, "cudagraphMode": mode, "captureSizes": [1, 2, 4]}
+        document = deployment(engine=limits, compilation=graphs)
+        core = started(EngineArgs(document, tiny_path, None), overlap=True)
+        found.append(generate(core, prompts))
+    mixed = [entry for entry in core.stats()["dispatch"] if entry[0] == "NONE"]
+    assert mixed == []
+    assert found[0] == found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> list[int]:
     return tokens
 
 
-def row(seed: int = 0, step: int = 0, **params: float) -> SampleRow:
-    return SampleRow(SamplingParams(max_tokens=1, **params), seed, step)  # type: ignore[arg-type]
+def row(seed: int = 0, step: int = 0, **params: Any) -> SampleRow:
+    return SampleRow(SamplingParams(max_tokens=1, **params), seed, step)
 
 
 def draw(logits: list[float], count: int = 4000, **params: float) -> list[float]:
@@ -34,6 +35,24 @@ def draw(logits: list[float], count: int = 4000, **params: float) -> list[float]
 
 def test_temperature_zero_takes_the_most_likely_token() -> None:
     assert sample(torch.tensor([[0.1, 3.0, 2.9], [5.0, 1.0, 1.0]]), [row(), row()]) == [1, 0]
+
+
+def test_logits_in_half_precision_give_the_tokens_of_the_same_numbers_in_float32() -> None:
+    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(3)).bfloat16()
+    rows = [row(), row(seed=1, temperature=1.0), row(seed=2, temperature=0.7, top_p=0.9)] * 2
+    for chosen in (rows, [row()] * 6):
+        assert sample(logits, chosen) == sample(logits.float(), chosen)
+
+
+def test_the_likeliest_tokens_are_taken_where_they_are_known_and_nothing_else_was_asked_for() -> (
+    None
+):
+    logits, known = torch.tensor([[0.0, 1.0, 2.0]] * 2), torch.tensor([0, 1])  # not the argmax
+    biased = row(logit_bias=((1, 5.0),))
+    drawn = row(temperature=1.0, top_k=1)
+    assert sampled(logits, [row(), row()], known).tolist() == [0, 1]
+    assert sampled(logits, [row(), biased], known).tolist() == [2, 1]
+    assert sampled(logits, [row(), drawn], known).tolist() == [2, 2]
 
 
 def test_frequencies_follow_the_distribution() -> None:

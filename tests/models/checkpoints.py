@@ -219,4 +219,4 @@ def our_logits(
     with set_forward_context(context):
         hidden = (loaded.model if forward is None else forward)(tokens, positions)
     logits: Tensor = loaded.model.compute_logits(hidden)  # type: ignore[operator]
-    return logits
+    return logits.float()

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.decode_head import DecodeHead, ForwardOutput
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
 from kerf_runtime.cudagraph.out_of_memory import memory_explained
 from kerf_runtime.cudagraph.static_inputs import StaticInputs
 from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
 from kerf_runtime.cudagraph.writes import WriteWatch
-from kerf_runtime.forward_context import ForwardContext, set_forward_context
+from kerf_runtime.forward_context import ForwardContext, get_forward_context, set_forward_context
 from kerf_runtime.platforms.interface import DeviceMemory, Platform
 
 __all__ = ["Capturable", "DummyBatch", "GraphRecorder", "Recorded"]
@@ -62,6 +63,7 @@ class GraphRecorder:
         platform: makes the graphs.
         pieces: whether each compiled piece is recorded too.
         max_tokens: of the buffers that inputs are copied to; None to record the caller's own tensors.
+        head: what full graphs of decode batches compute from the hidden states; None for nothing.
         debug: compare the addresses of everything that is read on every replay, not of the forward's inputs only.
     """
 
@@ -72,25 +74,37 @@ class GraphRecorder:
         *,
         pieces: bool,
         max_tokens: int | None,
+        head: DecodeHead | None,
         debug: bool,
     ) -> None:
         self._platform = platform
+        self._head = head
         self._debug = debug
         self._gate = CaptureGate()
         self._pieces: list[CUDAGraphWrapper] = []
         if pieces:
             model.wrap_pieces(self._wrap_piece)
+        self._model_forward = model.forward
         self._full = CUDAGraphWrapper(
-            model.forward,
+            self._forward_and_decode,
             CUDAGraphMode.FULL,
             platform.static_graph,
             self._gate,
             check_context=debug,
         )
-        self.forward: Callable[..., Tensor] = self._full
+        self.forward: Callable[..., ForwardOutput] = self._full
         if max_tokens is not None:
             self.forward = StaticInputs(self._full, max_tokens)
         self._warmed: set[tuple[str, int]] = set()
+
+    def _forward_and_decode(self, input_ids: Tensor, positions: Tensor) -> ForwardOutput:
+        """The forward; while the full graph of a decode batch is recorded, its logits and tokens too."""
+        hidden = self._model_forward(input_ids, positions)
+        context, head = get_forward_context(), self._head
+        if context.descriptor is None or head is None:
+            return ForwardOutput(hidden)
+        covered = head.covers(context.mode, context.descriptor)
+        return ForwardOutput(hidden, head(hidden) if covered else None)
 
     def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = CUDAGraphWrapper(
@@ -129,7 +143,7 @@ class GraphRecorder:
             set_forward_context(context),
             WriteWatch(found),
         ):
-            self._platform.synchronize(self.forward(input_ids, positions))
+            self._platform.synchronize(self.forward(input_ids, positions).hidden)
 
     def needs_warmup(self, descriptor: BatchDescriptor) -> bool:
         """Whether no batch of that size, or none of that kind, has been warmed up.
@@ -151,9 +165,11 @@ class GraphRecorder:
         doing = f"warming up the graph of {descriptor.num_tokens} tokens"
         with self._explained(doing), set_forward_context(warm):
             for _ in range(times):
-                output = self.forward(input_ids, positions)
+                hidden = self.forward(input_ids, positions).hidden
+                if self._head is not None:
+                    self._head.warm_up(hidden)
         self._warmed |= _facts(descriptor)
-        return output
+        return hidden
 
     def record(self, key: GraphKey, inputs: Inputs, *, trial: bool = False) -> Recorded:
         """Record the graphs of ``key``: one in mode FULL, one per piece in mode PIECEWISE.
@@ -175,7 +191,7 @@ class GraphRecorder:
                 self._explained(f"capturing the graph of {descriptor.num_tokens} tokens"),
                 set_forward_context(replace(context, mode=mode, descriptor=descriptor)),
             ):
-                self._platform.synchronize(self.forward(input_ids, positions))
+                self._platform.synchronize(self.forward(input_ids, positions).hidden)
         finally:
             self._gate.open = self._gate.trial = False
         held = sum(entry.graph.memory_bytes for entry in self.entries(key))
@@ -209,6 +225,7 @@ class GraphRecorder:
             "num_tokens": descriptor.num_tokens,
             "uniform_decode": descriptor.uniform_decode,
             "nodes": sum(e.graph.nodes for e in entries),
+            "logits": self._head is not None and self._head.covers(mode, descriptor),
             "bytes": size,
             "seconds": sum(e.seconds for e in entries),
             "hits": max((e.hits for e in entries), default=0),

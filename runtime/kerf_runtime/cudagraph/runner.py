@@ -15,6 +15,7 @@ from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
 from kerf_runtime.config.resolve import EffectiveConfig
 from kerf_runtime.cudagraph.addresses import NamedTensors, WeightAddresses, named_tensors
 from kerf_runtime.cudagraph.budget import expected_hits, fit_budget
+from kerf_runtime.cudagraph.decode_head import DecodeHead, ForwardOutput
 from kerf_runtime.cudagraph.descriptor import (
     BatchDescriptor,
     DispatchDecision,
@@ -54,6 +55,7 @@ class GraphRunner:
         max_tokens: largest batch, padding included; for ``cudagraphCopyInputs``.
         num_warmups: uncaptured runs of each batch before its capture.
         weights: parameters and buffers, which the forward must not write to and which must not move.
+        head: what full graphs of decode batches compute from the hidden states; None for nothing.
         debug: compare the addresses of all that is read on every replay (of weights on some), not of inputs only.
     """
 
@@ -67,6 +69,7 @@ class GraphRunner:
         max_tokens: int = 65536,
         num_warmups: int = 1,
         weights: NamedTensors = tuple,
+        head: DecodeHead | None = None,
         debug: bool = False,
     ) -> None:
         self._platform = platform
@@ -79,6 +82,7 @@ class GraphRunner:
             platform,
             pieces=effective.mode.has_mode(CUDAGraphMode.PIECEWISE),
             max_tokens=max_tokens if effective.cudagraph_copy_inputs else None,
+            head=head,
             debug=debug,
         )
         self._dispatcher = Dispatcher(effective.mode, ())
@@ -352,7 +356,7 @@ class GraphRunner:
         input_ids: Tensor,
         positions: Tensor,
         context: ForwardContext,
-    ) -> Tensor:
+    ) -> ForwardOutput:
         """One forward.
 
         Args:
@@ -360,15 +364,11 @@ class GraphRunner:
             input_ids: int64 [decision.descriptor.num_tokens], a view of the persistent buffer.
             positions: int64, same shape.
             context: attention metadata and KV cache; mode and descriptor are set here.
-
-        Returns:
-            Hidden states [num_tokens, hidden size]; overwritten by the next replay of the same graph.
         """
         self._weights.step()
         context = replace(context, mode=decision.mode, descriptor=decision.descriptor)
         with set_forward_context(context):
-            output: Tensor = self._recorder.forward(input_ids, positions)
-        return output
+            return self._recorder.forward(input_ids, positions)
 
     def dispatch_totals(self) -> dict[str, int]:
         """Steps per mode."""

@@ -160,8 +160,8 @@ class EngineCore:
             self._stats.record_queue(now - request.arrived)
             self._stats.prompt_tokens += request.prompt_length
         decision = engine.graphs.dispatch(batch.num_tokens, batch.uniform_decode)
-        hidden = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
-        return _InFlight(batch, decision, engine.runner.sample(batch, hidden))
+        output = engine.graphs.run(decision, *engine.runner.prepare(batch, decision))
+        return _InFlight(batch, decision, engine.runner.sample(batch, output))
 
     def _finish(self) -> list[TokenOutput]:
         """Wait for the tokens of the step in flight, if there is one."""

@@ -53,7 +53,7 @@ def logprobs_of(logits: Tensor, rows: Sequence[SampleRow], tokens: Tensor) -> Lo
     """What was asked for, or None if nothing was; nothing waits for the device.
 
     Args:
-        logits: float32 [R, vocab], as the model gave them.
+        logits: [R, vocab] in any floating-point data type, as the model gave them.
         rows: R entries.
         tokens: int64 [R], the chosen ones.
     """
@@ -62,7 +62,7 @@ def logprobs_of(logits: Tensor, rows: Sequence[SampleRow], tokens: Tensor) -> Lo
     if not asked:
         return None
     places = send([index for index, _ in asked], torch.int64, logits)
-    scores = torch.log_softmax(logits[places], dim=-1)
+    scores = torch.log_softmax(logits[places].float(), dim=-1)
     scores = torch.nan_to_num(scores, nan=_LOWEST, neginf=_LOWEST).clamp_(min=_LOWEST)
     most = min(max(count for _, count in asked), scores.shape[-1])
     top = scores.topk(most, dim=-1)

@@ -52,7 +52,7 @@ class PromptLogprobs:
     """Collects them over the chunks of prompts.
 
     Args:
-        compute_logits: [R, E] -> float32 [R, vocab].
+        compute_logits: [R, E] -> [R, vocab].
     """
 
     def __init__(self, compute_logits: Callable[[Tensor], Tensor]) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kerf_runtime.config.compilation import CUDAGraphMode
+from kerf_runtime.cudagraph.decode_head import ForwardOutput
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.engine.buffers import BlockTable, StepInputs
 from kerf_runtime.engine.logprobs import Logprobs, logprobs_of
@@ -43,7 +44,7 @@ class ComputesLogits(Protocol):
     """What the runner needs of a model beside its compiled forward."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> float32 [R, vocab]."""
+        """[R, E] -> [R, vocab] in the model's data type."""
 
 
 @dataclass(frozen=True)
@@ -311,27 +312,36 @@ class ModelRunner:
         return inputs.input_ids[:padded], inputs.positions[:padded], context
 
     @torch.inference_mode()
-    def sample(self, batch: Batch, hidden: Tensor) -> Sampling:
+    def sample(self, batch: Batch, output: ForwardOutput) -> Sampling:
         """Enqueue the choice of the next token of every item that samples, in order.
 
         Args:
             batch: that was prepared last, and ran.
-            hidden: [T, E], its hidden states, padding included.
+            output: of its forward.
         """
         requests = [item.request for item in batch.items if item.samples]
         self._sampling = Sampling()
-        prompts = self._prompts.collect(batch, hidden)
+        prompts = self._prompts.collect(batch, output.hidden)
         if requests:
             rows = [self._sample_row(request) for request in requests]
-            # Where every token is the last of its sequence the states need not be looked for.
-            last = self._inputs.device.last[: len(requests)]
-            every = len(requests) == batch.num_tokens
-            logits = self._model.compute_logits(hidden[: len(requests)] if every else hidden[last])
-            tokens = sample(logits, rows)
+            logits, likeliest = self._logits(batch, output, len(requests))
+            tokens = sample(logits, rows, likeliest)
             found = logprobs_of(logits, rows, tokens)
             received = self._mailbox.receive(tokens)
             self._sampling = Sampling(requests, tokens, received, found, prompts)
         return self._sampling
+
+    def _logits(
+        self, batch: Batch, output: ForwardOutput, count: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the ``count`` items that sample: [R, vocab], and int64 [R] of the likeliest tokens if the graph told."""
+        # Where every token is the last of its sequence it need not be looked for.
+        every = count == batch.num_tokens
+        last = slice(count) if every else self._inputs.device.last[:count]
+        if output.decoded is None:
+            return self._model.compute_logits(output.hidden[last]), None
+        logits, likeliest = output.decoded
+        return logits[last], likeliest[last]
 
     def _sample_row(self, request: Request) -> SampleRow:
         history = None

@@ -21,18 +21,22 @@ from kerf_runtime.engine.transfer import send
 __all__ = ["sample"]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> Tensor:
     """One token per row; nothing waits for the device.
 
     Args:
-        logits: float32 [R, vocab]; not changed.
+        logits: [R, vocab] in any floating-point data type; not changed.
         rows: R entries.
+        likeliest: int64 [R], the argmax of the logits if it is known.
 
     Returns:
         int64 [R] on the device of the logits.  Each token depends on its own row alone.
     """
-    logits = adjusted(logits, rows)
-    if all(row.is_greedy for row in rows):
+    greedy = all(row.is_greedy for row in rows)
+    if greedy and not any(row.is_adjusted for row in rows):
+        return logits.argmax(dim=-1) if likeliest is None else likeliest
+    logits = adjusted(logits.float(), rows)
+    if greedy:
         return logits.argmax(dim=-1)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     # A row takes the same path whatever its neighbours are, or its result could depend on them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from kerf_runtime.config import (
     resolve,
 )
 from kerf_runtime.config.resolve import refuse, with_graphs
+from kerf_runtime.cudagraph.decode_head import DecodeHead
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.args import EngineArgs
@@ -35,7 +37,7 @@ from kerf_runtime.engine.dump import write_dump
 from kerf_runtime.engine.kv_cache import allocate_kv_cache, kv_cache_bytes, plan_blocks
 from kerf_runtime.engine.phases import PhaseClock, Progress
 from kerf_runtime.engine.report import log_changes, log_graphs, resolution
-from kerf_runtime.engine.runner import ModelRunner
+from kerf_runtime.engine.runner import ComputesLogits, ModelRunner
 from kerf_runtime.engine.scheduler import Scheduler, SchedulerLimits
 from kerf_runtime.engine.started import StartedEngine
 from kerf_runtime.engine.state_cache import allocate_states
@@ -148,6 +150,7 @@ def start_engine(
         max_num_seqs=limits.max_num_seqs,
         max_tokens=limits.max_num_batched_tokens,
         weights=lambda: named_tensors(loaded.model),
+        head=_decode_head(loaded, effective, platform),
         debug=args.debug_dump_path is not None,
     )
     with clock.phase("warmup"):
@@ -310,6 +313,21 @@ def _prepare(
     return prepared
 
 
+def _decode_head(
+    loaded: LoadedModel, effective: EffectiveConfig, platform: Platform
+) -> DecodeHead | None:
+    """What full graphs of decode batches compute beside hidden states; None if there are no such graphs."""
+    if effective.mode.decode_mode() is not CUDAGraphMode.FULL:
+        return None
+    return DecodeHead(
+        cast(ComputesLogits, loaded.model).compute_logits,
+        vocab_size=loaded.config.vocab_size,
+        dtype=torch_dtype(effective.dtype),
+        largest=max(effective.capture_sizes),
+        device=platform.device,
+    )
+
+
 def _warm_up(
     runner: ModelRunner, graphs: GraphRunner, limits: SchedulerLimits, platform: Platform
 ) -> int:
@@ -329,7 +347,7 @@ def _warm_up(
     for size, uniform in ((tokens, False), (1, True)):
         descriptor = BatchDescriptor(size, uniform)
         decision = DispatchDecision(CUDAGraphMode.NONE, descriptor, DispatchReason.MODE_NONE)
-        hidden = graphs.run(decision, *runner.make_dummy_batch(descriptor))
+        hidden = graphs.run(decision, *runner.make_dummy_batch(descriptor)).hidden
         runner.warm_up_sampling(hidden[:rows])
     del hidden
     peak = platform.memory()

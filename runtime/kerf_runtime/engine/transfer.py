@@ -31,7 +31,7 @@ class Received:
     def __init__(self, tensor: Tensor, into: tuple[Tensor, torch.cuda.Event] | None = None) -> None:
         self._arrived: torch.cuda.Event | None = None
         if tensor.device.type == "cpu":
-            self._host = tensor
+            self._host = tensor.clone()
             return
         if into is None:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

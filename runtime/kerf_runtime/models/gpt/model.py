@@ -138,6 +138,6 @@ class Gpt(nn.Module):
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, W] -> float32 [R, vocab]."""
+        """[R, W] -> [R, vocab] in the model's data type."""
         logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+        return logits

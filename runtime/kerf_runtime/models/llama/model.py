@@ -206,6 +206,6 @@ class Llama(nn.Module):
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> float32 [R, vocab]."""
+        """[R, E] -> [R, vocab] in the model's data type."""
         logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+        return logits
