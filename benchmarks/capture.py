@@ -31,6 +31,7 @@ from kerf_runtime.config import CompilationLevel, CUDAGraphMode, DType, parse_do
 from kerf_runtime.config.compilation import ATTENTION_OPS
 from kerf_runtime.config.passes import PassConfig
 from kerf_runtime.config.resolve import EffectiveConfig
+from kerf_runtime.cudagraph.decode_head import DecodeHead
 from kerf_runtime.cudagraph.descriptor import BatchDescriptor, DispatchDecision
 from kerf_runtime.cudagraph.runner import GraphRunner, named_tensors
 from kerf_runtime.engine.kv_cache import allocate_kv_cache
@@ -131,6 +132,13 @@ def bench(level: int, layers: int, length: int, artifact: Path, warmups: int = 1
         max_num_seqs=MAX_SEQS,
         num_warmups=warmups,
         weights=lambda: named_tensors(model),
+        head=DecodeHead(
+            model.compute_logits,  # type: ignore[arg-type]
+            vocab_size=config.vocab_size,
+            dtype=torch.bfloat16,
+            largest=max(effective.capture_sizes),
+            device=platform.device,
+        ),
     )
     for size, uniform in ((64, False), (1, True)):
         descriptor = BatchDescriptor(size, uniform)

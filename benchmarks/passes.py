@@ -24,7 +24,7 @@ import kerf_runtime.ops.attention  # noqa: F401  registers torch.ops.kerf.attent
 from kerf_runtime.cli.bench_record import header, spread, spread_text
 from kerf_runtime.forward_context import ForwardContext, set_forward_context
 from kerf_runtime.ops import activation, norm
-from kerf_runtime.ops.quant import FP8
+from kerf_runtime.ops.fp8 import FP8
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 ROWS = (1, 64, 512)

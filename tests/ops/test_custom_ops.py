@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.library import opcheck
 
-from kerf_runtime.ops.quant import FP8_MAX, SMALLEST_SCALE
+from kerf_runtime.ops.fp8 import FP8_MAX, SMALLEST_SCALE
 
 ROOT = Path(__file__).parents[2]
 NAMES = [case.name for case in cases(1, 16, torch.float32)]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from kerf_runtime.errors import ModelError
 from kerf_runtime.layers.quantization import DynamicQuantFP8, StaticQuantFP8
-from kerf_runtime.ops.quant import FP8
+from kerf_runtime.ops.fp8 import FP8
 
 __all__ = ["Fp8Linear", "Linear", "scaled_matmul"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kerf_runtime.errors import ModelError
-from kerf_runtime.ops.quant import FP8
+from kerf_runtime.ops.fp8 import FP8
 
 __all__ = ["NoTensors", "fill_at_random"]
 

@@ -20,7 +20,7 @@ from kerf_runtime.layers.quantization import quantize_rows
 from kerf_runtime.models.config import Fp8Scheme
 from kerf_runtime.models.sources import WeightSource
 from kerf_runtime.models.upload import StoredTensor, Upload
-from kerf_runtime.ops.quant import FP8
+from kerf_runtime.ops.fp8 import FP8
 
 __all__ = ["How", "LoadedWeights", "ParameterRule", "Progress", "fill", "tensors_of_module"]
 

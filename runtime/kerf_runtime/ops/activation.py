@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from kerf_runtime.ops.fp8 import FP8, check_scale, empty_row_scale
 from kerf_runtime.ops.quant import (
-    FP8,
-    check_scale,
     dynamic_per_token_fp8_quant_native,
-    empty_row_scale,
     static_scaled_fp8_quant_native,
 )
 

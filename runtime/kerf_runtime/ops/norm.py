@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
+from kerf_runtime.ops.fp8 import check_scale, empty_fp8, empty_row_scale
 from kerf_runtime.ops.quant import (
-    check_scale,
     dynamic_per_token_fp8_quant_native,
-    empty_fp8,
-    empty_row_scale,
     static_scaled_fp8_quant_native,
 )
 

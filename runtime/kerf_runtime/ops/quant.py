@@ -1,34 +1,26 @@
 """FP8 quantisation operators: ``kerf::static_scaled_fp8_quant`` and ``kerf::dynamic_per_token_fp8_quant``.
 
-FP8 is ``torch.float8_e4m3fn``, whose largest finite value is 448.  A quantised value stands for
-``q * scale``; scales are float32.  Divisions are products with a reciprocal, in every form: a GPU has no fast
-division that rounds, and ATen divides by a constant in one way on the CPU and in another on CUDA.  The native functions are the one definition of the numbers: they are
-what Inductor sees, what the CPU runs, and what the Triton kernels are compared with.
+Divisions are products with a reciprocal, in every form: a GPU has no fast division that rounds, and ATen divides by a
+constant in one way on the CPU and in another on CUDA.  The native functions are the one definition of the numbers:
+they are what Inductor sees, what the CPU runs, and what the Triton kernels are compared with.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-__all__ = [
-    "FP8",
-    "FP8_MAX",
-    "FP8_MAX_RECIPROCAL",
-    "SMALLEST_SCALE",
-    "check_scale",
-    "dynamic_per_token_fp8_quant_native",
-    "empty_fp8",
-    "empty_row_scale",
-    "static_scaled_fp8_quant_native",
-]
+from kerf_runtime.ops.fp8 import (
+    FP8,
+    FP8_MAX,
+    FP8_MAX_RECIPROCAL,
+    SMALLEST_SCALE,
+    check_scale,
+    empty_fp8,
+    empty_row_scale,
+)
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
-FP8_MAX_RECIPROCAL = 1.0 / 448.0
-SMALLEST_SCALE = 2.0**-100
-"""Floor of a dynamic scale: a row of zeros has some scale, and no scale is a denormal number."""
+__all__ = ["dynamic_per_token_fp8_quant_native", "static_scaled_fp8_quant_native"]
 
 
 def static_scaled_fp8_quant_native(x: Tensor, scale: Tensor) -> Tensor:
@@ -56,24 +48,6 @@ def dynamic_per_token_fp8_quant_native(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     scale = (wide.abs().amax(dim=-1, keepdim=True) * FP8_MAX_RECIPROCAL).clamp(min=SMALLEST_SCALE)
     return (wide * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
-
-
-def empty_fp8(like: Tensor) -> Tensor:
-    """A contiguous FP8 tensor of the shape of ``like``."""
-    return torch.empty(like.shape, dtype=FP8, device=like.device)
-
-
-def empty_row_scale(like: Tensor) -> Tensor:
-    """One float32 scale per row of ``like``: [..., 1]."""
-    return torch.empty((*like.shape[:-1], 1), dtype=torch.float32, device=like.device)
-
-
-def check_scale(scale: Tensor) -> None:
-    """Refuse what is no per-tensor scale."""
-    torch._check(
-        scale.dtype is torch.float32 and scale.numel() == 1,
-        lambda: f"scale must be one float32 value, found {scale.dtype} {list(scale.shape)}",
-    )
 
 
 # A module-level owner: the registration lives as long as the Library object.

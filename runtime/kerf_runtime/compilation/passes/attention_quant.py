@@ -23,7 +23,7 @@ from kerf_runtime.compilation.passes.nodes import (
 )
 from kerf_runtime.compilation.passes.pattern import Match, find_match
 from kerf_runtime.compilation.passes.replace import copy_origin, fake_result
-from kerf_runtime.ops.quant import FP8
+from kerf_runtime.ops.fp8 import FP8
 
 __all__ = ["fuse_attention_quant"]
 

@@ -21,9 +21,9 @@ from kerf_runtime.compilation.passes.nodes import known_equal, value
 from kerf_runtime.compilation.passes.pattern import Example, Pattern, find_match
 from kerf_runtime.compilation.passes.replace import replace_match
 from kerf_runtime.ops.activation import silu_and_mul_native
+from kerf_runtime.ops.fp8 import FP8
 from kerf_runtime.ops.norm import fused_add_rms_norm_native, rms_norm_native
 from kerf_runtime.ops.quant import (
-    FP8,
     dynamic_per_token_fp8_quant_native,
     static_scaled_fp8_quant_native,
 )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kerf_runtime.ops.quant import FP8, empty_row_scale
+from kerf_runtime.ops.fp8 import FP8, empty_row_scale
 from kerf_runtime.ops.triton.quant import (
     DYNAMIC,
     NONE,

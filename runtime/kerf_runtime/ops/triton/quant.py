@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kerf_runtime.ops.quant import (
+from kerf_runtime.ops.fp8 import (
     FP8_MAX,
     FP8_MAX_RECIPROCAL,
     SMALLEST_SCALE,
