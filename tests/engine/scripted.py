@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from kerf_runtime.engine import core, process
@@ -14,14 +15,23 @@ from kerf_runtime.engine.messages import AddRequest, Started, TokenOutput
 from kerf_runtime.engine.phases import Progress
 from kerf_runtime.errors import CaptureError, EngineError
 
-__all__ = ["DIE", "FAIL_AND_LINGER", "STUCK_SECONDS", "run_scripted_engine"]
+__all__ = [
+    "DIE",
+    "FAIL_AND_LINGER",
+    "GO_ON",
+    "STUCK",
+    "run_late_engine",
+    "run_scripted_engine",
+]
 
 DIE = 1001
 """The first token of a prompt that kills the engine."""
 FAIL_AND_LINGER = 1002
-"""The first token of a prompt that makes it fail, and take half a minute to exit."""
-STUCK_SECONDS = 1003
-"""The first token of a prompt whose step takes as many seconds as the second token says."""
+"""The first token of a prompt that makes it fail, and not exit."""
+STUCK = 1003
+"""The first token of a prompt whose step goes on when the test says so."""
+GO_ON = "KERF_TEST_GO_ON"
+"""Environment variable with a path: an engine that waits for the test goes on once it exists."""
 
 
 class ScriptedCore:
@@ -53,10 +63,10 @@ class ScriptedCore:
             if token == DIE:
                 os.kill(os.getpid(), signal.SIGKILL)
             if token == FAIL_AND_LINGER:
-                threading.Thread(target=time.sleep, args=(30,)).start()
+                threading.Thread(target=time.sleep, args=(3600,)).start()
                 raise CaptureError("the step failed")
-            if token == STUCK_SECONDS:
-                time.sleep(left[0])
+            if token == STUCK:
+                _wait_for_the_test()
             outputs.append(TokenOutput(name, [token], None if left else "length"))
             if not left:
                 del self._left[name]
@@ -72,6 +82,17 @@ class ScriptedCore:
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._left)}
+
+
+def _wait_for_the_test() -> None:
+    while not Path(os.environ[GO_ON]).exists():
+        time.sleep(0.005)
+
+
+def run_late_engine(args: EngineArgs, addresses: process.Addresses, spawned: float) -> None:
+    """As ``run_scripted_engine``, but it connects when the test says so."""
+    _wait_for_the_test()
+    run_scripted_engine(args, addresses, spawned)
 
 
 def run_scripted_engine(args: EngineArgs, addresses: process.Addresses, spawned: float) -> None:

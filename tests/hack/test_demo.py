@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.server.fakes import eventually
+from tests.patience import eventually
 from tests.server.tiny import write_tiny_checkpoint, write_tiny_document
 
 ROOT = Path(__file__).parents[2]

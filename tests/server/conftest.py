@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.patience import PATIENCE
 from tests.server.fakes import FakeClient, running_server
 
 Serve = Callable[..., httpx.Client]
@@ -19,7 +20,7 @@ def plain_server() -> Iterator[httpx.Client]:
     """One server for all tests that change nothing: starting one takes a third of a second."""
     with (
         running_server(FakeClient().make_ready()) as (url, _),
-        httpx.Client(base_url=url, timeout=20) as http,
+        httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         yield http
 
@@ -42,7 +43,7 @@ def uncompiled_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     yield server
     server.http.close()
     server.process.kill()
-    server.process.wait(60)
+    server.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def serve(plain_server: httpx.Client) -> Iterator[Serve]:
             url, state = stack.enter_context(
                 running_server(client or FakeClient().make_ready(), **settings)
             )
-            http = stack.enter_context(httpx.Client(base_url=url, timeout=20))
+            http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
             http.state = state  # type: ignore[attr-defined]
             return http
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from tests.patience import join
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kerf_runtime.compilation.counters import PASS_COUNTERS
@@ -245,14 +245,5 @@ def running_server(
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.kerf.state
     finally:
         server.should_exit = True
-        thread.join(10)
+        join(thread)
         listener.close()
-        assert not thread.is_alive()
-
-
-def eventually(check: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until ``check`` holds."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from tests.server.fakes import FakeClient, eventually
+from tests.patience import eventually
+from tests.server.fakes import FakeClient
 
 SECRET = "my secret prompt"
 

@@ -8,13 +8,14 @@ import threading
 from urllib.parse import urlparse
 
 import pytest
-from tests.server.fakes import FakeClient, eventually
+from tests.patience import PATIENCE, eventually
+from tests.server.fakes import FakeClient
 
 
 def send_and_leave(http, path, body, *, read=b""):
     """Send a request on a bare socket, read until ``read`` was seen, and close the connection."""
     url = urlparse(str(http.base_url))
-    with socket.create_connection((url.hostname, url.port), timeout=10) as connection:
+    with socket.create_connection((url.hostname, url.port), timeout=PATIENCE) as connection:
         payload = body.encode()
         connection.sendall(
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -60,7 +61,7 @@ def test_leaving_while_sending_the_body_reaches_no_engine(serve):
     client = FakeClient().make_ready()
     http = serve(client)
     url = urlparse(str(http.base_url))
-    with socket.create_connection((url.hostname, url.port), timeout=10) as connection:
+    with socket.create_connection((url.hostname, url.port), timeout=PATIENCE) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b'Content-Length: 1000\r\n\r\n{"model"'
@@ -95,8 +96,8 @@ def test_two_hundred_clients_that_leave_at_once_leave_nothing_running(serve):
     visits = [send_and_leave(http, "/v1/completions", body) for _ in range(200)]
     for visit in visits:
         next(visit)
-    eventually(lambda: len(client.seen) == 200, 20)
+    eventually(lambda: len(client.seen) == 200)
     for visit in visits:
         next(visit)
-    eventually(lambda: len(client.aborted) == 200, 20)
+    eventually(lambda: len(client.aborted) == 200)
     eventually(lambda: http.state.outstanding == 0)

@@ -22,7 +22,7 @@ from benchmarks.hostile_clients import (
     leave_all,
     throw,
 )
-from tests.server.fakes import eventually
+from tests.patience import eventually
 from tests.server.hostile import RIGHT, make_cases
 from tests.server.test_metrics import scrape, value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.engine.scripted import DIE, STUCK_SECONDS
-from tests.server.fakes import eventually
+from tests.engine.scripted import DIE, GO_ON, STUCK
+from tests.patience import PATIENCE, eventually, join
 
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.server.lifecycle import bind
@@ -33,9 +34,13 @@ class Served:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "KERF_TERMINATION_LOG": str(termination_log)},
+            env={
+                **os.environ,
+                "KERF_TERMINATION_LOG": str(termination_log),
+                GO_ON: str(termination_log.with_name("never")),
+            },
         )
-        self.http = httpx.Client(base_url=f"http://{self.line()}", timeout=20)
+        self.http = httpx.Client(base_url=f"http://{self.line()}", timeout=PATIENCE)
         self.answers: list[httpx.Response] = []
 
     def line(self) -> str:
@@ -71,7 +76,7 @@ def served(tmp_path):
     yield start
     for server in started:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(PATIENCE)
         server.http.close()
 
 
@@ -84,7 +89,7 @@ def test_more_connections_than_the_soft_limit_of_open_files_are_served(served):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert server.line() == "ready"
     address = (server.http.base_url.host, server.http.base_url.port)
-    idle = [socket.create_connection(address, timeout=10) for _ in range(400)]
+    idle = [socket.create_connection(address, timeout=PATIENCE) for _ in range(400)]
     assert server.ready().status_code == 200
     for connection in idle:
         connection.close()
@@ -96,7 +101,7 @@ def test_probes_are_answered_while_the_engine_starts(served):
     assert server.ready().json()["status"] == "import"
     assert server.http.get("/health").status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_sigterm_drains(served):
@@ -114,38 +119,38 @@ def test_sigterm_drains(served):
     assert "shutting down" in refused.json()["error"]["message"]
     assert server.process.poll() is None
     server.say("release")
-    assert server.process.wait(10) == 0
-    asking.join(10)
+    assert server.process.wait(PATIENCE) == 0
+    join(asking)
     assert server.answers[0].json()["choices"][0]["text"] == "Hello"
 
 
 def test_a_request_whose_text_is_tokenised_at_sigterm_is_answered(served):
-    server = served("slow-texts")
+    server = served("held-texts")
     assert server.line() == "ready"
-    server.say("release")
     asking = server.ask("a" * 5000, until="tokenising")
     server.process.send_signal(signal.SIGTERM)
     eventually(lambda: server.ready().status_code == 503)
     assert server.ready().json() == {"status": "draining", "detail": "1 requests are still running"}
-    assert server.process.wait(10) == 0
-    asking.join(10)
+    server.say("release")
+    assert server.process.wait(PATIENCE) == 0
+    join(asking)
     assert server.answers[0].json()["choices"][0]["text"] == "Hello"
 
 
 def test_draining_is_bounded(served):
-    server = served("drain3")
+    server = served("drain1")
     assert server.line() == "ready"
     asking = server.ask()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
-    asking.join(10)
+    assert server.process.wait(PATIENCE) == 0
+    join(asking)
 
 
 def test_an_idle_server_stops_at_once_on_an_interrupt(served):
-    server = served()
+    server = served("lag")
     assert server.line() == "ready"
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_second_interrupt_does_not_wait_for_running_requests(served):
@@ -156,8 +161,8 @@ def test_a_second_interrupt_does_not_wait_for_running_requests(served):
     eventually(lambda: server.ready().json()["status"] == "draining")
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(10) == 0
-    asking.join(10)
+    assert server.process.wait(PATIENCE) == 0
+    join(asking)
 
 
 def test_an_engine_failure_turns_probes_off_and_ends_the_process_with_its_exit_code(
@@ -170,10 +175,12 @@ def test_an_engine_failure_turns_probes_off_and_ends_the_process_with_its_exit_c
     eventually(lambda: server.ready().status_code == 503)
     assert server.ready().json() == {"status": "failed", "detail": "out of memory. Lower it"}
     assert server.http.get("/health").status_code == 503
+    assert server.process.poll() is None
+    server.say("release")
     assert server.line() == "CaptureError"
-    assert server.process.wait(10) == 6
+    assert server.process.wait(PATIENCE) == 6
     assert (tmp_path / "termination-log").read_text() == "out of memory. Lower it"
-    asking.join(10)
+    join(asking)
     assert server.answers[0].status_code == 503
 
 
@@ -183,7 +190,7 @@ def test_an_engine_that_dies_under_load_ends_the_server_with_its_reason(served, 
     url, answers = server.http.base_url, []
 
     def load() -> None:
-        with httpx.Client(base_url=url, timeout=20) as http:
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
             while not answers or answers[-1].status_code == 200:
                 body = {"model": "tiny", "prompt": [1] * 20, "max_tokens": 1}
                 answers.append(http.post("/v1/completions", json=body))
@@ -195,37 +202,41 @@ def test_an_engine_that_dies_under_load_ends_the_server_with_its_reason(served, 
     assert death.status_code == 503
     assert "killed by SIGKILL" in death.json()["error"]["message"]
     assert server.http.get("/health").status_code == 503
-    for thread in threads:
-        thread.join(10)
+    join(*threads)
     assert answers[-1].status_code == 503
-    assert server.process.wait(10) == 7
+    server.say("release")
+    assert server.process.wait(PATIENCE) == 7
     assert "killed by SIGKILL" in (tmp_path / "termination-log").read_text()
 
 
 def test_an_engine_that_is_stuck_is_not_ready_at_first_and_then_ends_the_server(served, tmp_path):
-    """Takes the second after which a loop is silent, and the seconds that a failed engine gets to end."""
+    """Takes the seconds that a failed engine gets to end."""
     server = served("process")
     assert server.line() == "ready"
     answers = []
 
     def post() -> None:
-        body = {"model": "tiny", "prompt": [STUCK_SECONDS, 300]}
+        body = {"model": "tiny", "prompt": [STUCK]}
         answers.append(server.http.post("/v1/completions", json=body))
 
     asking = threading.Thread(target=post)
     asking.start()
     eventually(lambda: server.ready().json()["status"] == "stalled")
     assert server.http.get("/health").status_code == 200
-    assert server.process.wait(20) == 7
-    assert "stuck in one step for 3 seconds" in (tmp_path / "termination-log").read_text()
-    asking.join(10)
+    server.say("give-up")
+    server.say("release")
+    assert server.process.wait(PATIENCE) == 7
+    told = (tmp_path / "termination-log").read_text()
+    assert re.search(r"stuck in one step for \d+ seconds", told)
+    join(asking)
     assert answers[0].status_code == 503
 
 
 def test_an_unreadable_tokenizer_is_a_failure_like_any_other(served, tmp_path):
     server = served("no-tokenizer")
+    server.say("release")
     assert server.line() == "ModelError"
-    assert server.process.wait(10) == 3
+    assert server.process.wait(PATIENCE) == 3
     assert (tmp_path / "termination-log").read_text() == "/model: no tokenizer"
 
 

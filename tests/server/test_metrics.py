@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 
 import httpx
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.server.fakes import COUNTERS, FakeClient, eventually, running_server
+from tests.patience import PATIENCE, eventually, join
+from tests.server.fakes import COUNTERS, FakeClient, running_server
 
 from hack import metrics_docs
 from kerf_runtime.engine.messages import Failed
@@ -65,7 +67,7 @@ def busy():
     client = FakeClient().make_ready()
     client.stats = busy_stats()
     client.silent_seconds = 42.0
-    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
+    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE) as http:
         yield http
 
 
@@ -227,7 +229,9 @@ def test_a_finished_request_moves_the_latencies(serve):
     http = serve(client)
     before = scrape(http)
     assert value(before, "kerf_time_to_first_token_seconds_count", model_name="tiny") == 0
+    began = time.perf_counter()
     http.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
+    took = time.perf_counter() - began
     samples = scrape(http)
     counts = {
         "kerf_time_to_first_token_seconds_count": 1,
@@ -237,7 +241,7 @@ def test_a_finished_request_moves_the_latencies(serve):
     for name, expected in counts.items():
         assert value(samples, name, model_name="tiny") == expected
         total = value(samples, name.replace("_count", "_sum"), model_name="tiny")
-        assert 0 < total < 30
+        assert 0 < total <= took
 
 
 @pytest.mark.parametrize(
@@ -265,7 +269,7 @@ def test_a_request_that_an_engine_failure_ends_counts_as_error(serve):
     thread.start()
     eventually(lambda: len(client.seen) == 1)
     client.failed = Failed(kind="EngineError", what="gone")
-    thread.join(10)
+    join(thread)
     labels = {"model_name": "tiny", "reason": "error"}
     assert value(scrape(http), "kerf_requests_finished_total", **labels) == 1
 

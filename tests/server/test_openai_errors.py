@@ -6,7 +6,8 @@ import threading
 
 import openai
 import pytest
-from tests.server.fakes import FakeClient, eventually
+from tests.patience import PATIENCE, eventually, join
+from tests.server.fakes import FakeClient
 
 from kerf_runtime.engine.messages import Failed, Phase
 
@@ -18,7 +19,7 @@ def make_client(serve):
     """``make_client(engine, retries)``: an ``openai`` client of a server over that engine."""
     made = []
 
-    def make(engine, *, retries=0, timeout=20.0, **settings):
+    def make(engine, *, retries=0, timeout=PATIENCE, **settings):
         http = serve(engine, **settings)
         client = openai.OpenAI(
             base_url=f"{http.base_url}/v1", api_key="none", max_retries=retries, timeout=timeout
@@ -118,7 +119,7 @@ def test_a_body_above_the_limit_is_413(make_client):
 def test_a_full_queue_is_a_rate_limit_that_the_client_waits_for(make_client):
     engine = FakeClient(hold=threading.Event()).make_ready()
     impatient = make_client(engine, max_num_seqs=1, max_queue_len=0)
-    patient = impatient.with_options(max_retries=5)
+    patient = impatient.with_options(max_retries=20)
     answers = []
     ask = {"model": "tiny", "prompt": "a"}
     first = threading.Thread(target=lambda: answers.append(impatient.completions.create(**ask)))
@@ -131,8 +132,7 @@ def test_a_full_queue_is_a_rate_limit_that_the_client_waits_for(make_client):
     second = threading.Thread(target=lambda: answers.append(patient.completions.create(**ask)))
     second.start()
     engine.hold.set()
-    first.join(20)
-    second.join(20)
+    join(first, second)
     assert [answer.choices[0].text for answer in answers] == ["Hello", "Hello"]
 
 
@@ -143,16 +143,17 @@ def test_a_server_that_starts_is_an_internal_error_that_the_client_waits_for(mak
         client.completions.create(model="tiny", prompt="a")
     assert caught.value.status_code == 503
     threading.Timer(0.3, engine.make_ready).start()
-    patient = client.with_options(max_retries=5)
+    patient = client.with_options(max_retries=20)
     assert patient.completions.create(model="tiny", prompt="a").choices[0].text == "Hello"
 
 
 def test_a_client_that_gives_up_aborts_what_it_asked_for(make_client):
     engine = FakeClient(hold=threading.Event()).make_ready()
     client = make_client(engine, timeout=0.3)
-    with pytest.raises(openai.APITimeoutError):
-        client.chat.completions.create(model="tiny", messages=MESSAGES, n=3)
-    eventually(lambda: len(engine.aborted) == 3)
+    while len(engine.seen) < 3:  # once, unless it gave up before it was heard
+        with pytest.raises(openai.APITimeoutError):
+            client.chat.completions.create(model="tiny", messages=MESSAGES, n=3)
+    eventually(lambda: len(engine.aborted) == len(engine.seen))
 
 
 def test_a_request_that_takes_too_long_for_the_server_is_504(make_client):

@@ -7,7 +7,7 @@ import math
 
 import openai
 import pytest
-from tests.server.fakes import eventually
+from tests.patience import eventually
 from tests.server.test_metrics import scrape, value
 from tests.server.tiny import VOCAB
 

@@ -22,7 +22,7 @@ def test_while_the_engine_starts_health_is_200_and_ready_is_503_with_the_phase(s
 
 def test_ready_waits_for_the_tokenizer_too(serve):
     client = FakeClient().make_ready()
-    http = serve(client, drain_seconds=1)
+    http = serve(client)
     tokenizer, http.state.tokenizer = http.state.tokenizer, None
     assert http.get("/ready").json()["status"] == "tokenizer"
     http.state.tokenizer = tokenizer

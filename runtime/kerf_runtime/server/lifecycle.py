@@ -134,7 +134,7 @@ async def serve(
         error = state.error()
         if error is not None:
             write_termination_log(str(error))
-            await asyncio.sleep(_FAILURE_GRACE_SECONDS)
+            await _answer_a_moment_longer()
             raise error
         if http.done():
             await http  # raises what ended it
@@ -208,6 +208,10 @@ async def _start(
         state.failure = EngineError(f"start-up failed: {type(error).__name__}: {error}")
     else:
         on_ready(state)
+
+
+async def _answer_a_moment_longer() -> None:
+    await asyncio.sleep(_FAILURE_GRACE_SECONDS)
 
 
 async def _until_over(state: ServerState, http: asyncio.Task[None], stop: asyncio.Event) -> None:
