@@ -36,15 +36,6 @@ def test_logits_of_a_graph_take_at_most_16_mebibytes(vocab_size, dtype, largest,
     assert head.rows == rows
 
 
-@pytest.mark.parametrize("mode", list(CUDAGraphMode))
-@pytest.mark.parametrize("uniform", [True, False])
-@pytest.mark.parametrize("size", [1, 8, 9])
-def test_only_full_graphs_of_decode_batches_up_to_its_rows_are_covered(mode, uniform, size):
-    head = DecodeHead(nothing, vocab_size=10, dtype=torch.float32, largest=8, device=CPU)
-    expected = mode is CUDAGraphMode.FULL and uniform and size <= 8
-    assert head.covers(mode, BatchDescriptor(size, uniform)) is expected
-
-
 class Counted:
     """Logits of a model, and how often they were asked for."""
 

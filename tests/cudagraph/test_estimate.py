@@ -44,6 +44,32 @@ def test_trials_of_own_buffers_are_the_largest_and_the_smallest():
     assert names == [("PIECEWISE", 512), ("PIECEWISE", 1), ("FULL", 256), ("FULL", 1)]
 
 
+def test_the_largest_graph_that_computes_logits_is_always_tried():
+    def decode_sizes(**options):
+        keys = next_trials(PLAN, [], **options)
+        return [d.num_tokens for mode, d in keys if mode is not PIECEWISE]
+
+    sizes = decode_sizes(pooled=True, logits_rows=85)
+    assert sizes == [256, 248, 224, 200, 176, 144, 120, 96, 80, 64, 40, 16, 1]
+    assert decode_sizes(pooled=True, logits_rows=500)[0] == 256
+    # Two lines: one of graphs without logits, one of those with them.
+    assert decode_sizes(pooled=False, logits_rows=85) == [256, 88, 80, 1]
+
+
+def test_buffers_for_logits_make_another_line():
+    rows, logits = 85, 1000
+
+    def size_of(key):
+        own = 10 * key[1].num_tokens
+        return own + (logits * key[1].num_tokens if key[1].num_tokens <= rows else 0)
+
+    plan = capture_plan(CUDAGraphMode.FULL_DECODE_ONLY, SIZES, 256)
+    tried = next_trials(plan, [], pooled=False, logits_rows=rows)
+    trials = [Trial(key, size_of(key)) for key in tried]
+    found = estimate_memory(plan, trials, pooled=False, logits_rows=rows)
+    assert found.graphs == {key: size_of(key) for key in plan}
+
+
 def test_nothing_to_capture_needs_nothing():
     assert next_trials([], [], pooled=True) == []
     assert estimate_memory([], [], pooled=True).total() == 0

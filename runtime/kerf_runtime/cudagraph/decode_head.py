@@ -13,9 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor
-
 __all__ = ["LOGITS_BYTES", "DecodeHead", "Decoded", "ForwardOutput"]
 
 LOGITS_BYTES = 16 * 2**20
@@ -73,13 +70,8 @@ class DecodeHead:
         """Of the largest decode graph that computes logits; 0 if none does."""
         self._likeliest = torch.zeros(self.rows, dtype=torch.int64, device=device)
 
-    def covers(self, mode: CUDAGraphMode, descriptor: BatchDescriptor) -> bool:
-        """Whether a graph computes logits."""
-        decode = mode is CUDAGraphMode.FULL and descriptor.uniform_decode
-        return decode and descriptor.num_tokens <= self.rows
-
     def __call__(self, hidden: Tensor) -> Decoded:
-        """Of the hidden states [T, E] of a batch that is covered."""
+        """Of the hidden states [T, E] of a batch of at most ``rows``."""
         logits = self._compute_logits(hidden)
         likeliest = self._likeliest[: len(hidden)]
         torch.argmax(logits, dim=-1, out=likeliest)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.reasons import DispatchReason
 
-__all__ = ["BatchDescriptor", "DispatchDecision", "GraphKey", "graph_name", "graph_names"]
+__all__ = [
+    "BatchDescriptor",
+    "DispatchDecision",
+    "GraphKey",
+    "computes_logits",
+    "graph_name",
+    "graph_names",
+]
 
 
 @dataclass(frozen=True, order=True)
@@ -31,6 +38,13 @@ class BatchDescriptor:
 
 GraphKey = tuple[CUDAGraphMode, BatchDescriptor]
 """What a graph is recorded for."""
+
+
+def computes_logits(key: GraphKey, rows: int) -> bool:
+    """Whether a graph computes logits beside hidden states: full graphs of decode batches up to ``rows`` do."""
+    mode, descriptor = key
+    decode = mode is CUDAGraphMode.FULL and descriptor.uniform_decode
+    return decode and descriptor.num_tokens <= rows
 
 
 def graph_name(key: GraphKey) -> str:

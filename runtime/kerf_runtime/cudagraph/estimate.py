@@ -2,14 +2,15 @@
 
 Where graphs share a pool (CUDA), three things cost memory, and each is known after a trial:
 
-* the pool: what the largest recording allocates, which every smaller one fits into;
+* the pool: what the largest recording allocates, and the largest of those that compute logits; every smaller one
+  fits into that;
 * what the driver keeps for each graph.  It depends on the nodes, of which small batches often have more, and
   comes in grains, so that one graph seems to cost nothing and the next twice as much: several, from all
   sizes, are recorded for their mean, and more of them where a grain more or less would matter;
 * what happens once, such as loading kernels.  No graph gives it back.
 
-Where every graph has buffers of its own (emulated ones), bytes grow linearly with the size, and two
-recordings tell the line.
+Where every graph has buffers of its own (emulated ones), bytes grow linearly with the size, in one way for graphs that
+compute logits and in another for those that do not, and two recordings tell each line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey, computes_logits
 
 __all__ = ["MemoryEstimate", "Trial", "estimate_memory", "next_trials"]
 
@@ -31,8 +32,8 @@ GRAIN = 2 * 2**20
 TOLERANCE = 0.1
 """Of the estimate: how far it may be wrong."""
 
-Kind = tuple[CUDAGraphMode, bool]
-"""Mode, and whether for uniform decode batches."""
+Kind = tuple[CUDAGraphMode, bool, bool]
+"""Mode, whether for uniform decode batches, and whether it has buffers for logits that others of its kind have not."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class MemoryEstimate:
 
 
 def next_trials(
-    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool
+    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool, logits_rows: int = 0
 ) -> list[GraphKey]:
     """Which graphs of ``plan`` to record next for an estimate, in order; none once it is good enough.
 
@@ -108,11 +109,15 @@ def next_trials(
         trials: what was recorded so far.  At first, this is the largest of each kind and some others; then as
             many again, until grains cannot make more than ``TOLERANCE`` of a difference.
         pooled: whether the graphs share a pool of memory.
+        logits_rows: of the largest decode graph that computes logits.
     """
     keys: list[GraphKey] = []
     if not trials:
-        for group in _by_kind(plan).values():
-            keys += [group[0], *(_spread(group[1:], SAMPLES) if pooled else group[1:][-1:])]
+        for group in _by_kind(plan, 0 if pooled else logits_rows).values():
+            with_logits = [key for key in group if computes_logits(key, logits_rows)]
+            some = _spread(group[1:], SAMPLES) if pooled else group[-1:]
+            wanted = {group[0], *with_logits[:1], *some}
+            keys += [key for key in group if key in wanted]
         return keys
     if (
         not pooled
@@ -127,7 +132,7 @@ def next_trials(
 
 
 def estimate_memory(
-    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool
+    plan: Sequence[GraphKey], trials: Sequence[Trial], *, pooled: bool, logits_rows: int = 0
 ) -> MemoryEstimate:
     """What all graphs of ``plan`` will take.
 
@@ -135,12 +140,16 @@ def estimate_memory(
         plan: everything that will be recorded.
         trials: of ``next_trials``, in that order.
         pooled: as for ``next_trials``.
+        logits_rows: likewise.
     """
     if not plan:
         return MemoryEstimate()
-    seen = _trials_by_kind(trials)
     if not pooled:
-        return MemoryEstimate(0, {key: _on_line(seen[_kind(key)], key) for key in plan})
+        seen = _trials_by_kind(trials, logits_rows)
+        return MemoryEstimate(
+            0, {key: _on_line(seen[_kind(key, logits_rows)], key) for key in plan}
+        )
+    seen = _trials_by_kind(trials)
     shared, disturbed = 0, False
     graphs: dict[GraphKey, int] = {}
     for kind, keys in _by_kind(plan).items():
@@ -172,22 +181,22 @@ def _spread(keys: Sequence[GraphKey], count: int) -> list[GraphKey]:
     return [keys[index * (len(keys) - 1) // (count - 1)] for index in range(count)]
 
 
-def _kind(key: GraphKey) -> Kind:
+def _kind(key: GraphKey, logits_rows: int) -> Kind:
     mode, descriptor = key
-    return mode, descriptor.uniform_decode
+    return mode, descriptor.uniform_decode, computes_logits(key, logits_rows)
 
 
-def _by_kind(plan: Sequence[GraphKey]) -> dict[Kind, list[GraphKey]]:
+def _by_kind(plan: Sequence[GraphKey], logits_rows: int = 0) -> dict[Kind, list[GraphKey]]:
     groups: dict[Kind, list[GraphKey]] = {}
     for key in plan:
-        groups.setdefault(_kind(key), []).append(key)
+        groups.setdefault(_kind(key, logits_rows), []).append(key)
     return groups
 
 
-def _trials_by_kind(trials: Sequence[Trial]) -> dict[Kind, list[Trial]]:
+def _trials_by_kind(trials: Sequence[Trial], logits_rows: int = 0) -> dict[Kind, list[Trial]]:
     seen: dict[Kind, list[Trial]] = {}
     for trial in trials:
-        seen.setdefault(_kind(trial.key), []).append(trial)
+        seen.setdefault(_kind(trial.key, logits_rows), []).append(trial)
     return seen
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kerf_runtime.config.compilation import CUDAGraphMode
 from kerf_runtime.cudagraph.decode_head import DecodeHead, ForwardOutput
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey
+from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey, computes_logits
 from kerf_runtime.cudagraph.out_of_memory import memory_explained
 from kerf_runtime.cudagraph.static_inputs import StaticInputs
 from kerf_runtime.cudagraph.wrapper import CapturedGraph, CaptureGate, CUDAGraphWrapper
@@ -100,11 +100,16 @@ class GraphRecorder:
     def _forward_and_decode(self, input_ids: Tensor, positions: Tensor) -> ForwardOutput:
         """The forward; while the full graph of a decode batch is recorded, its logits and tokens too."""
         hidden = self._model_forward(input_ids, positions)
-        context, head = get_forward_context(), self._head
-        if context.descriptor is None or head is None:
+        context = get_forward_context()
+        if self._head is None or context.descriptor is None:
             return ForwardOutput(hidden)
-        covered = head.covers(context.mode, context.descriptor)
-        return ForwardOutput(hidden, head(hidden) if covered else None)
+        wanted = computes_logits((context.mode, context.descriptor), self._head.rows)
+        return ForwardOutput(hidden, self._head(hidden) if wanted else None)
+
+    @property
+    def logits_rows(self) -> int:
+        """Of the largest full graph of a decode batch that computes logits; 0 if none does."""
+        return 0 if self._head is None else self._head.rows
 
     def _wrap_piece(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = CUDAGraphWrapper(
@@ -225,7 +230,7 @@ class GraphRecorder:
             "num_tokens": descriptor.num_tokens,
             "uniform_decode": descriptor.uniform_decode,
             "nodes": sum(e.graph.nodes for e in entries),
-            "logits": self._head is not None and self._head.covers(mode, descriptor),
+            "logits": computes_logits(key, self.logits_rows),
             "bytes": size,
             "seconds": sum(e.seconds for e in entries),
             "hits": max((e.hits for e in entries), default=0),

@@ -142,15 +142,15 @@ class GraphRunner:
         if not self._plan:
             return 0
         self._refuse_writes(dummy_batch)
-        pooled = self._memory.pooled
+        pooled, rows = self._memory.pooled, self._recorder.logits_rows
         trials: list[Trial] = []
         with self._recorder.many():
             before = self._memory.begin_pass()
-            while keys := next_trials(self._plan, trials, pooled=pooled):
+            while keys := next_trials(self._plan, trials, pooled=pooled, logits_rows=rows):
                 trials += self._try(keys, dummy_batch, progress)
         self._recorder.forget([trial.key for trial in trials])
         self._memory.end_trials(before)
-        estimate = estimate_memory(self._plan, trials, pooled=pooled)
+        estimate = estimate_memory(self._plan, trials, pooled=pooled, logits_rows=rows)
         if estimate.disturbed:
             logger.warning(
                 "another process took memory of the device while that of graphs was estimated: "
