@@ -13,6 +13,7 @@ import time
 
 import pytest
 from tests.cache.helpers import DECLARED, FILES, OBSERVED, open_session, publish, write_files
+from tests.patience import PATIENCE, join
 
 from kerf_runtime.cache import CacheStore, Manifest, Problem
 from kerf_runtime.config import cache_key, digest
@@ -281,12 +282,12 @@ def test_a_second_writer_waits_and_then_sees_what_the_first_published(store, tmp
     with store.writer(KEY):
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(30)
+        assert waiting.wait(PATIENCE)
         session = open_session(tmp_path)
         with session.staging() as staging:
             try_to_publish(session, staging)
         assert verdicts == []
-    thread.join(30)
+    join(thread)
     assert [v.hit for v in verdicts] == [True]
 
 
@@ -318,5 +319,5 @@ def test_a_killed_writer_holds_nobody_up(store, tmp_path):
         with pytest.raises(CacheError), store.writer(KEY, timeout_s=0):
             pass
         process.kill()
-    with store.writer(KEY, timeout_s=30):
+    with store.writer(KEY, timeout_s=PATIENCE):
         pass

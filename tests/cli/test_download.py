@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from tests.cli.conftest import Kerf
 from tests.models.download.conftest import FILES, REPO, WANTED, contents
 from tests.models.download.hub_server import COMMIT, Hub, Repository, running_hub
+from tests.patience import PATIENCE, eventually
 
 from kerf_runtime.models.download import Retry
 
@@ -166,14 +166,16 @@ def test_a_download_that_is_killed_is_invisible_and_the_next_one_goes_on(
     hub.faults.break_after, hub.faults.stalls = 2_000_000, 1
     process = start(hub_document, folder)
     try:
-        deadline = time.monotonic() + 60
-        while sum(part.stat().st_size for part in folder.rglob(f"{WEIGHTS}.part")) < 1_900_000:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(
+            lambda: (
+                process.poll() is not None
+                or sum(part.stat().st_size for part in folder.rglob(f"{WEIGHTS}.part")) >= 1_900_000
+            )
+        )
+        assert process.poll() is None
         os.kill(process.pid, number)
         hub.faults.go_on.set()
-        assert process.wait(30) == code
+        assert process.wait(PATIENCE) == code
     finally:
         process.kill()
         process.wait()

@@ -8,6 +8,7 @@ import re
 from queue import SimpleQueue
 
 import pytest
+from tests.patience import PATIENCE
 
 from kerf_runtime.cli import progress as module
 from kerf_runtime.cli.output import echo_table, human_bytes, human_seconds
@@ -37,7 +38,7 @@ def test_a_long_phase_says_where_it_is_even_if_it_says_nothing_itself(monkeypatc
         display("weights", "a.safetensors", None)
         display("weights", "b.safetensors", 0.5)
         while True:
-            line, to_standard_error = said.get(timeout=60)
+            line, to_standard_error = said.get(timeout=PATIENCE)
             assert to_standard_error
             if re.fullmatch(r"  weights 50% b\.safetensors \(\d+ s so far\)", line):
                 break

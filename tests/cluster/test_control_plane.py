@@ -27,7 +27,7 @@ def test_it_serves_the_pinned_version_and_runs_the_built_in_controllers(control_
     wait_until(
         lambda: "default" in control_plane.kubectl("-n", "hello", "get", "sa", "-o", "name"),
         what="the default service account",
-        deadline_s=30,
+        deadline_s=60,
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+from tests.patience import PATIENCE
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
 
@@ -115,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if len(rest) > hub.faults.break_after and hub.take("stalls"):
             self.wfile.write(rest[: hub.faults.break_after])
-            hub.faults.go_on.wait(30)
+            hub.faults.go_on.wait(PATIENCE)
             rest = rest[hub.faults.break_after :]
         self.wfile.write(rest)
 

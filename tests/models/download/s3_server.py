@@ -24,6 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from xml.etree import ElementTree
 
 from minio import Minio
+from tests.patience import PATIENCE
 
 urlopen = build_opener(ProxyHandler({})).open  # a proxy of this machine must not see these
 MOTO = Path(sys.prefix) / "s3-server"
@@ -80,7 +81,7 @@ def _free_port() -> int:
 
 
 def _post(url: str, body: bytes, kind: str) -> bytes:
-    answer: bytes = urlopen(Request(url, body, {"Content-Type": kind}), timeout=30).read()
+    answer: bytes = urlopen(Request(url, body, {"Content-Type": kind}), timeout=PATIENCE).read()
     return answer
 
 
@@ -98,7 +99,7 @@ def _user(endpoint: str, name: str, *actions: str) -> Keys:
                 "Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/iam/aws4_request",
             },
         )
-        answer: bytes = urlopen(request, timeout=30).read()
+        answer: bytes = urlopen(request, timeout=PATIENCE).read()
         return answer
 
     ask("CreateUser")
@@ -123,10 +124,10 @@ def running_moto() -> Iterator[Bucket]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                urlopen(f"{endpoint}/moto-api/", timeout=5).close()
+                urlopen(f"{endpoint}/moto-api/", timeout=PATIENCE).close()
                 break
             except URLError:
                 assert process.poll() is None, "moto did not start"
@@ -147,7 +148,7 @@ def running_moto() -> Iterator[Bucket]:
         yield Bucket(endpoint, client, admin, reader, stranger)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def check_permissions(endpoint: str, checked: bool) -> None:
