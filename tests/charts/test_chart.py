@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from hack.cluster import ClusterError, ControlPlane
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.control_plane
 
@@ -176,7 +177,7 @@ spec:
             stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * PATIENCE
         wanted = ("ccache", "job", "pvc", "service", "hpa")
         while not all(
             control_plane.kubectl("get", kind, "-n", served, "-o", "name") for kind in wanted
@@ -191,5 +192,5 @@ spec:
             time.sleep(0.2)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(PATIENCE)
     assert "orbidden" not in log.read_text()

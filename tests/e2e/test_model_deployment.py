@@ -81,7 +81,7 @@ def test_the_volume_holds_exactly_the_key_that_the_status_names(scenario, node, 
 def test_the_pod_started_without_a_trace_or_a_compilation(scenario, node, job):
     pod = scenario.serving_pods()[0]
     with port_forward(node, NAMESPACE, f"pod/{pod}", "http") as url:
-        report = httpx.get(f"{url}/debug/graphs", trust_env=False, timeout=10).json()
+        report = httpx.get(f"{url}/debug/graphs", trust_env=False, timeout=60).json()
     assert report["cache"]["result"] == "hit"
     assert report["counters"]["graphs_seen"] == 0
     assert report["counters"]["inductor_compilations"] == 0

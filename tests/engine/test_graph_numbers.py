@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.engine.engines import GREEDY, document, generate, started
 from tests.models.checkpoints import make_llama, write_safetensors
+from tests.patience import PATIENCE
 from tests.server.fakes import FakeClient, running_server
 from tests.server.test_metrics import scrape, value
 
@@ -44,7 +45,7 @@ def test_report_metrics_and_log_agree_on_every_number(
 
     client = FakeClient().make_ready()
     client.started, client.stats = core.started_message(), core.stats()
-    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
+    with running_server(client) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE) as http:
         report, samples = http.get("/debug/graphs").json(), scrape(http)
     graphs = report["graphs"]
     found = {

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hack.cluster import ControlPlane
 from tests.operator.standin import Behaviour, StandIn, TestClient
+from tests.patience import PATIENCE, eventually
 
 from kerf_operator.client import connect
 
@@ -28,10 +29,8 @@ def api(control_plane: ControlPlane) -> TestClient:
     """A client of the control plane with our CRDs installed."""
     control_plane.kubectl("apply", "-f", str(ROOT / "crds"))
     client = TestClient(connect(control_plane.kubeconfig))
-    deadline = time.monotonic() + 30
-    while not {"modeldeployments", "compilecaches"} <= client.served("kerf.dev", "v1alpha1"):
-        assert time.monotonic() < deadline, "the API server does not serve the CRDs after 30 s"
-        time.sleep(0.1)
+    ours = {"modeldeployments", "compilecaches"}
+    eventually(lambda: ours <= client.served("kerf.dev", "v1alpha1"))
     return client
 
 
@@ -81,7 +80,7 @@ class Place:
         found = self.api.get(kind, name, namespace=self.name) or {}
         return {c["type"]: c for c in (found.get("status") or {}).get("conditions") or []}
 
-    def wait(self, what: str, check: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait(self, what: str, check: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """Wait until ``check`` returns something true; fails with what was waited for."""
         deadline = time.monotonic() + seconds
         while True:
@@ -93,7 +92,7 @@ class Place:
                 pytest.fail(f"waited {seconds} s for: {what}\n{self.conditions()}\n{shown}")
             time.sleep(0.1)
 
-    def wait_ready(self, name: str = "smollm2", seconds: float = 30.0) -> dict[str, Any]:
+    def wait_ready(self, name: str = "smollm2", seconds: float = PATIENCE) -> dict[str, Any]:
         """Wait until condition Ready is True for the present generation."""
 
         def ready() -> dict[str, Any] | None:
@@ -114,6 +113,13 @@ class Place:
             f"{kind} has reason {reason}",
             lambda: (c := self.conditions(name=name).get(kind)) and c["reason"] == reason and c,
         )
+
+    def status(self, *path: str) -> Any:
+        """What is in the status there; None if it is not: a report that came late is not read at once."""
+        found: Any = self.get().get("status")
+        for name in path:
+            found = (found or {}).get(name)
+        return found
 
     def add_models(self) -> None:
         """The claim with the model, as a user would have filled it."""
@@ -216,14 +222,14 @@ class OperatorProcess:
         """SIGKILL, and the process is gone when this returns."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(20)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
             raise

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.patience import join
+
 __all__ = ["FakeServer", "Request", "fake_server"]
 
 
@@ -76,4 +78,4 @@ def fake_server(
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        join(thread)

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.patience import join
+
 from kerf_operator.client import KINDS as OPERATOR_KINDS
 from kerf_operator.client import Client, Connection, Kind
 from kerf_operator.errors import ApiError
@@ -132,7 +134,7 @@ class StandIn:
     def stop(self) -> None:
         """End, and show what went wrong in the thread."""
         self._stop.set()
-        self._thread.join(10)
+        join(self._thread)
         for _, server in self._servers.values():
             server.shutdown()
             server.server_close()

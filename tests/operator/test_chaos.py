@@ -77,14 +77,14 @@ def test_a_killed_operator_continues_where_it_was(
         proxy.kill = first.kill
         try:
             place.wait(
-                f"call {kill} has been made", lambda: proxy.killed.is_set() or settled(place), 60
+                f"call {kill} has been made", lambda: proxy.killed.is_set() or settled(place)
             )
         finally:
             first.kill()
             proxy.close()
         second = zygote.run(operator_arguments(place.name, control_plane.kubeconfig), log)
         try:
-            place.wait_ready(seconds=60)
+            place.wait_ready()
             place.wait_reason("Hit", "CacheHit")
             place.wait("told of the roll-out", lambda: settled(place))
             return final_state(place)

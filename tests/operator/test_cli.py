@@ -117,7 +117,7 @@ def test_nothing_shadows_the_operator_module_of_the_standard_library() -> None:
         [sys.executable, "-c", "import operator; operator.itemgetter"],
         cwd=ROOT,
         check=False,
-        timeout=30,
+        timeout=60,
     )
     assert done.returncode == 0
 

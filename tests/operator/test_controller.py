@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
+from tests.patience import until
 
 from kerf_operator.api.names import labels
 from kerf_operator.controller import Controller
@@ -45,12 +46,6 @@ def controller_of(act: Callable[[Key], Outcome]) -> tuple[Controller, Script, Me
 
 def meta(name: str, **found: str) -> dict[str, Any]:
     return {"namespace": "team", "name": name, "labels": found}
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not check():  # noqa: ASYNC110 (waits for a thread)
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(

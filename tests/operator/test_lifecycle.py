@@ -14,8 +14,9 @@ def test_a_new_deployment_compiles_once_and_becomes_ready(
     place: Place, operator: OperatorProcess
 ) -> None:
     place.create()
-    found = place.wait_ready()
-    status = found["status"]
+    place.wait_ready()
+    assert place.wait_reason("Hit", "CacheHit")["status"] == "True"
+    status = place.get()["status"]
     assert status["phase"] == "Ready"
     assert status["cache"]["state"] == "Ready"
     assert status["cache"]["sizeBytes"] == 1234567
@@ -26,7 +27,6 @@ def test_a_new_deployment_compiles_once_and_becomes_ready(
     assert len(place.list("Job")) == 1
     assert len(place.list("CompileCache")) == 1
     assert place.names("Deployment") == ["smollm2"]
-    assert place.wait_reason("Hit", "CacheHit")["status"] == "True"
     columns = place.plane.kubectl("get", "mdep", "smollm2", "-n", place.name).splitlines()
     assert columns[0].split() == [
         "NAME",
@@ -57,11 +57,11 @@ def test_kubectl_wait_and_scale_work(place: Place, operator: OperatorProcess) ->
     )
     place.plane.kubectl("scale", "--replicas=2", "-n", place.name, "mdep/smollm2")
     found = place.wait_ready()
-    place.wait("2 pods are ready", lambda: place.get()["status"]["readyReplicas"] == 2)
+    place.wait("2 pods are ready", lambda: place.status("readyReplicas") == 2)
     assert len(place.list("Job")) == 1
     assert found["status"]["selector"].startswith("kerf.dev/deployment=smollm2")
     hit = place.wait_reason("Hit", "CacheHit")
-    place.wait("both pods prove a hit", lambda: place.get()["status"]["cache"]["hits"] == 2)
+    place.wait("both pods prove a hit", lambda: place.status("cache", "hits") == 2)
     assert hit["status"] == "True"
 
 
@@ -76,7 +76,7 @@ def test_capture_sizes_roll_the_pods_without_a_job_and_dtype_compiles(
     assert second["cache"]["key"] == first["cache"]["key"]
     place.wait(
         "the new sizes are in force",
-        lambda: place.get()["status"]["graphs"]["captureSizes"] == [1, 8],
+        lambda: place.status("graphs", "captureSizes") == [1, 8],
     )
     assert len(place.list("Job")) == 1
 
@@ -128,7 +128,6 @@ def test_two_deployments_with_the_same_key_share_one_cache_and_one_job(
     place.wait(
         "the first owner is gone",
         lambda: len(place.list("CompileCache")[0]["metadata"]["ownerReferences"]) == 1,
-        60,
     )
     assert place.names("CompileCache") == [cache["metadata"]["name"]]
 
@@ -165,7 +164,6 @@ def test_deletion_leaves_nothing(place: Place, operator: OperatorProcess, foregr
             not any(place.list(kind) for kind in kinds)
             and place.names("PersistentVolumeClaim") == ["models"]
         ),
-        60,
     )
 
 
@@ -176,7 +174,7 @@ def test_a_retained_claim_outlives_the_resource_and_is_used_again(
     place.wait_ready()
     uid = place.get("PersistentVolumeClaim", "smollm2-cache")["metadata"]["uid"]
     place.api.delete_any("ModelDeployment", "smollm2", namespace=place.name)
-    place.wait("the pods are gone", lambda: not place.list("Pod"), 60)
+    place.wait("the pods are gone", lambda: not place.list("Pod"))
     place.create()
     place.wait_ready()
     assert place.get("PersistentVolumeClaim", "smollm2-cache")["metadata"]["uid"] == uid

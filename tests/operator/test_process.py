@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.operator.conftest import OperatorProcess, Place
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.control_plane
 
@@ -26,11 +27,10 @@ def test_an_idle_cluster_sees_no_write(
     place.wait_reason("Hit", "CacheHit")
     place.wait(
         "the last reconciles are over",
-        lambda: _versions(place) == (_pause(place) or _versions(place)),
+        lambda: _versions(place) == (_wait_for_looks(place, metrics) or _versions(place)),
     )
     before, requests = _versions(place), _requests(metrics)
-    looks = place.stand_in.steps
-    place.wait("about 4 s pass, several resyncs", lambda: place.stand_in.steps > looks + 35)
+    _wait_for_looks(place, metrics)
     assert _versions(place) == before
     after = _requests(metrics)
     assert after.pop("get") > requests.pop("get"), "the operator did not look"
@@ -39,7 +39,7 @@ def test_an_idle_cluster_sees_no_write(
 
 def _requests(port: int) -> dict[str, float]:
     """Requests of the operator by verb."""
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    text = _read(port, "metrics").text
     found: dict[str, float] = {}
     for verb, count in re.findall(
         r'kerf_operator_api_requests_total\{.*verb="(\w+)"\} (\S+)', text
@@ -48,9 +48,25 @@ def _requests(port: int) -> dict[str, float]:
     return found
 
 
-def _pause(place: Place) -> None:
-    steps = place.stand_in.steps
-    place.wait("a second passes", lambda: place.stand_in.steps > steps + 12)
+def _read(port: int, path: str) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE)
+
+
+def _wait_for_looks(place: Place, metrics: int) -> None:
+    """The operator has looked three times more at each of the two resources."""
+
+    def looks() -> dict[str, float]:
+        found = re.findall(
+            r'kerf_operator_reconcile_total\{kind="(\w+)",result="ok"\} (\S+)',
+            _read(metrics, "metrics").text,
+        )
+        return {kind: float(count) for kind, count in found}
+
+    before = looks()
+    place.wait(
+        "several resyncs",
+        lambda: all(count >= before.get(kind, 0) + 3 for kind, count in looks().items()),
+    )
 
 
 def _versions(place: Place) -> dict[str, str]:
@@ -86,10 +102,10 @@ def test_moving_dispatch_counters_are_refreshed_at_the_resync_rate(
     place.wait_ready()
     # Ready is the Deployment's word; what the pods report may reach the status one look later.
     place.wait_reason("Hit", "CacheHit")
-    first = place.get()["status"]["graphs"]["dispatch"]["FULL"]
+    first = place.wait("a count", lambda: place.status("graphs", "dispatch", "FULL"))
     place.wait(
         "the counter in the status follows",
-        lambda: place.get()["status"]["graphs"]["dispatch"]["FULL"] > first,
+        lambda: (place.status("graphs", "dispatch", "FULL") or 0) > first,
     )
 
 
@@ -122,7 +138,7 @@ def test_two_operators_at_once_duplicate_nothing(
     for _ in "12":
         run_operator(place.name)
     place.create(replicas=2)
-    place.wait_ready(seconds=60)
+    place.wait_ready()
     place.wait_reason("Hit", "CacheHit")
     assert len(place.list("Job")) == 1
     assert len(place.list("CompileCache")) == 1
@@ -138,10 +154,10 @@ def test_the_ports_answer(place: Place, run_operator: Callable[..., OperatorProc
     run_operator(place.name, f"--liveness-port={liveness}", f"--metrics-port={metrics}")
     place.create()
     place.wait_ready()
-    health = httpx.get(f"http://127.0.0.1:{liveness}/healthz")
+    health = _read(liveness, "healthz")
     assert health.status_code == 200
     assert "queue" in health.json()
-    text = httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+    text = _read(metrics, "metrics").text
     for name in (
         "kerf_operator_reconcile_total",
         "kerf_operator_reconcile_duration_seconds_bucket",
@@ -160,7 +176,7 @@ def test_the_ports_answer(place: Place, run_operator: Callable[..., OperatorProc
     place.api.delete_any("ModelDeployment", "smollm2", namespace=place.name)
     place.wait(
         "its series are gone",
-        lambda: place.name not in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text,
+        lambda: place.name not in _read(metrics, "metrics").text,
     )
 
 

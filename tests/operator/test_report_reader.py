@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import pod
 from tests.operator.fakeserver import fake_server
+from tests.patience import PATIENCE
 
 from kerf_operator.render.deployment import PORT
 from kerf_operator.report_reader import ReportReader
@@ -29,7 +30,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def reader(clock: list[float]) -> Iterator[ReportReader]:
-    found = ReportReader(max_age=30, retry_age=3, timeout=1, clock=lambda: clock[0])
+    found = ReportReader(max_age=30, retry_age=3, timeout=PATIENCE, clock=lambda: clock[0])
     yield found
     found.close()
 

@@ -28,7 +28,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """SIGKILL, and the process is gone when this returns."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 os.kill(self.pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ class Zygote:
         """End it; its children must have been killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 def _serve() -> None:
