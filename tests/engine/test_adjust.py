@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kerf_runtime.engine.adjust import adjusted
 from kerf_runtime.engine.messages import SamplingParams
@@ -61,6 +64,45 @@ def test_below_min_tokens_no_token_can_end_the_answer(answered: int, shut: bool)
     member = row([], [0] * answered, min_tokens=2, ends=frozenset({1, 99}))
     expected = [0.0, -math.inf if shut else 0.0, 0.0]
     assert changed([0.0, 0.0, 0.0], member) == expected
+
+
+TOKENS = st.lists(st.integers(0, 7), max_size=12)
+
+
+@given(
+    members=st.lists(
+        st.tuples(
+            TOKENS,
+            TOKENS,
+            st.integers(0, 7),
+            st.booleans(),
+            st.sampled_from([0.0, 0.3, -0.7]),
+            st.sampled_from([0.0, 0.1, -1.3]),
+            st.sampled_from([1.0, 1.1, 0.6]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    seed=st.integers(0, 99),
+)
+def test_a_newest_token_that_only_the_device_knows_counts_like_one_of_the_history(
+    members: list[tuple[list[int], list[int], int, bool, float, float, float]], seed: int
+) -> None:
+    logits = torch.randn(len(members), 8, generator=torch.Generator().manual_seed(seed))
+    behind, known = [], []
+    for prompt, answer, newest, lags, presence, frequency, repetition in members:
+        wishes = {
+            "presence_penalty": presence,
+            "frequency_penalty": frequency,
+            "repetition_penalty": repetition,
+            "logit_bias": ((3, 1.0),),
+        }
+        whole = row(prompt, [*answer, newest], **wishes)
+        known.append(whole)
+        part = row(prompt, answer, **wishes)
+        behind.append(msgspec.structs.replace(part, lags=True) if lags else whole)
+    newest_tokens = torch.tensor([newest for _, _, newest, *_ in members])
+    assert torch.equal(adjusted(logits, behind, newest_tokens), adjusted(logits, known))
 
 
 def test_a_history_follows_what_is_appended() -> None:

@@ -48,6 +48,8 @@ def requests(seed: int, count: int) -> list[AddRequest]:
             top_k=chance.choice([0, 0, 5]),
             seed=index,
             presence_penalty=chance.choice([0.0, 0.0, 0.0, 0.7]),
+            frequency_penalty=chance.choice([0.0, 0.0, 0.0, 0.4]),
+            repetition_penalty=chance.choice([1.0, 1.0, 1.0, 1.3]),
             logprobs=logprobs,
             prompt_logprobs=logprobs is not None and chance.random() < 0.5,
             min_tokens=chance.choice([0, 0, 3]),
@@ -178,12 +180,17 @@ def test_an_abort_between_enqueueing_and_reading_leaves_nothing(tiny_path: Path)
     assert core.stats()["kv_blocks_used"] == 0
 
 
-def test_penalties_wait_for_the_tokens_that_they_count(tiny_path: Path) -> None:
-    plain, core = pair(tiny_path)
-    params = SamplingParams(max_tokens=12, ignore_eos=True, frequency_penalty=1.5)
-    request = AddRequest("a", [1, 2, 3], params)
-    assert run(core, [request]) == run(plain, [request])
-    assert core.stats()["overlapped_steps"] == 0
+def test_steps_of_requests_with_penalties_overlap_and_count_the_token_on_its_way(
+    engines: tuple[EngineCore, EngineCore],
+) -> None:
+    params = SamplingParams(
+        max_tokens=20, repetition_penalty=1.5, frequency_penalty=1.0, ignore_eos=True
+    )
+    plain, overlapping = engines
+    before = overlapping.stats()["overlapped_steps"]
+    answers = [generate(core, [[1, 2, 3], [4]], params) for core in (plain, overlapping)]
+    assert answers[0] == answers[1]
+    assert overlapping.stats()["overlapped_steps"] - before == 20
 
 
 def test_decode_steps_from_full_graphs_do_not_call_the_output_layer(tiny_path: Path) -> None:

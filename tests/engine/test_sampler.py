@@ -50,9 +50,9 @@ def test_the_likeliest_tokens_are_taken_where_they_are_known_and_nothing_else_wa
     logits, known = torch.tensor([[0.0, 1.0, 2.0]] * 2), torch.tensor([0, 1])  # not the argmax
     biased = row(logit_bias=((1, 5.0),))
     drawn = row(temperature=1.0, top_k=1)
-    assert sampled(logits, [row(), row()], known).tolist() == [0, 1]
-    assert sampled(logits, [row(), biased], known).tolist() == [2, 1]
-    assert sampled(logits, [row(), drawn], known).tolist() == [2, 2]
+    assert sampled(logits, [row(), row()], likeliest=known).tolist() == [0, 1]
+    assert sampled(logits, [row(), biased], likeliest=known).tolist() == [2, 1]
+    assert sampled(logits, [row(), drawn], likeliest=known).tolist() == [2, 2]
 
 
 def test_frequencies_follow_the_distribution() -> None:

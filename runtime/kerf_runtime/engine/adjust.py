@@ -1,7 +1,8 @@
 """Changes logits before a token is drawn: penalties, bias, and tokens that may not come yet.
 
 Only the entries concerned are touched: the tokens of all rows are put into one list, so that whatever
-the batch there are three small scatters at most.  In this order:
+the batch there are a few small scatters at most.  Where steps overlap, the newest token of a row is known to the
+device only: its entry is computed there, from how often the CPU knows it was generated.  In this order:
 
 1. repetition (Keskar et al., 2019): logits of tokens in prompt or answer are divided by the penalty if
    positive, else multiplied;
@@ -27,12 +28,13 @@ __all__ = ["adjusted"]
 _Array = np.ndarray[Any, Any]
 
 
-def adjusted(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def adjusted(logits: Tensor, rows: Sequence[SampleRow], newest: Tensor | None = None) -> Tensor:
     """The logits that tokens are drawn from.
 
     Args:
         logits: float32 [R, vocab]; not changed.
         rows: R entries.  Each changes its own row alone.
+        newest: int64 [R], the token that each row of logits follows; only needed for rows whose history lags.
 
     Returns:
         float32 [R, vocab]; ``logits`` itself if no row asks for a change.
@@ -42,6 +44,7 @@ def adjusted(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     result = logits.clone(memory_format=torch.contiguous_format)
     flat, vocab = result.view(-1), logits.shape[-1]
     _penalise(flat, rows, vocab)
+    _penalise_newest(result, logits, rows, newest)
     _add_bias(flat, rows, vocab)
     _exclude_ends(flat, rows, vocab)
     return result
@@ -53,7 +56,7 @@ def _penalise(flat: Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
     losses: list[_Array] = []
     for index, row in enumerate(rows):
         params, history = row.params, row.history
-        if history is None or not params.has_penalties:
+        if history is None or not row.is_penalised:
             continue
         tokens, counts = history.generated()
         loss = params.presence_penalty + params.frequency_penalty * counts
@@ -67,9 +70,47 @@ def _penalise(flat: Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
         return
     at = send(np.concatenate(places), torch.int64, flat)
     factor = send(np.concatenate(factors), flat.dtype, flat)
-    values = flat[at]
-    values = torch.where(values > 0, values / factor, values * factor)
-    flat[at] = values - send(np.concatenate(losses), flat.dtype, flat)
+    flat[at] = _less_likely(flat[at], factor, send(np.concatenate(losses), flat.dtype, flat))
+
+
+def _penalise_newest(
+    result: Tensor, logits: Tensor, rows: Sequence[SampleRow], newest: Tensor | None
+) -> None:
+    """Of rows whose history lags: what their newest token's entry is once it was counted too."""
+    lagging = [index for index, row in enumerate(rows) if row.lags and row.is_penalised]
+    if not lagging:
+        return
+    assert newest is not None
+    places = send(lagging, torch.int64, logits)
+    tokens = newest[places]
+    before = _times_generated(tokens, [rows[index] for index in lagging])
+    params = [rows[index].params for index in lagging]
+    presence = send([p.presence_penalty for p in params], torch.float64, logits)
+    frequency = send([p.frequency_penalty for p in params], torch.float64, logits)
+    loss = (presence + frequency * (before + 1)).to(logits.dtype)
+    factor = send([p.repetition_penalty for p in params], logits.dtype, logits)
+    result[places, tokens] = _less_likely(logits[places, tokens], factor, loss)
+
+
+def _times_generated(tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """How often the history of each row has its token: int64 [R] -> int64 [R]."""
+    known: list[_Array] = []
+    counts: list[_Array] = []
+    for row in rows:
+        assert row.history is not None
+        ids, times = row.history.generated()
+        known.append(ids)
+        counts.append(times)
+    owners = np.arange(len(rows)).repeat([len(ids) for ids in known])
+    owner = send(owners, torch.int64, tokens)
+    same = send(np.concatenate(known), torch.int64, tokens) == tokens[owner]
+    found = send(np.concatenate(counts), torch.int64, tokens) * same
+    return torch.zeros_like(tokens).index_add_(0, owner, found)
+
+
+def _less_likely(values: Tensor, factor: Tensor, loss: Tensor) -> Tensor:
+    """Logits after the repetition penalty, and less what is subtracted."""
+    return torch.where(values > 0, values / factor, values * factor) - loss
 
 
 def _add_bias(flat: Tensor, rows: Sequence[SampleRow], vocab: int) -> None:

@@ -38,11 +38,6 @@ class _InFlight:
     decision: DispatchDecision
     sampling: Sampling
 
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether the step after it can be enqueued only when its tokens are known: penalties count them."""
-        return any(item.samples and item.request.has_penalties for item in self.batch.items)
-
 
 class EngineCore:
     """One model, its scheduler and its statistics.
@@ -140,7 +135,7 @@ class EngineCore:
         self._in_flight = enqueued
         if enqueued is None:
             return outputs
-        if self.overlap and not enqueued.needs_tokens and not self.engine.graphs.capture_due:
+        if self.overlap and not self.engine.graphs.capture_due:
             self._stats.overlapped_steps += 1
         else:
             outputs += self._finish()

@@ -324,20 +324,20 @@ class ModelRunner:
         prompts = self._prompts.collect(batch, output.hidden)
         if requests:
             rows = [self._sample_row(request) for request in requests]
-            logits, likeliest = self._logits(batch, output, len(requests))
-            tokens = sample(logits, rows, likeliest)
+            # Where every token is the last of its sequence it need not be looked for.
+            every = len(requests) == batch.num_tokens
+            inputs = self._inputs.device
+            last = slice(len(requests)) if every else inputs.last[: len(requests)]
+            logits, likeliest = self._logits(output, last)
+            newest = inputs.input_ids[last] if any(row.lags for row in rows) else None
+            tokens = sample(logits, rows, likeliest=likeliest, newest=newest)
             found = logprobs_of(logits, rows, tokens)
             received = self._mailbox.receive(tokens)
             self._sampling = Sampling(requests, tokens, received, found, prompts)
         return self._sampling
 
-    def _logits(
-        self, batch: Batch, output: ForwardOutput, count: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Of the ``count`` items that sample: [R, vocab], and int64 [R] of the likeliest tokens if the graph told."""
-        # Where every token is the last of its sequence it need not be looked for.
-        every = count == batch.num_tokens
-        last = slice(count) if every else self._inputs.device.last[:count]
+    def _logits(self, output: ForwardOutput, last: slice | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of the rows that sample: [R, vocab], and int64 [R] of the likeliest tokens if the graph told."""
         if output.decoded is None:
             return self._model.compute_logits(output.hidden[last]), None
         logits, likeliest = output.decoded
@@ -351,9 +351,9 @@ class ModelRunner:
                 history = TokenHistory(request.tokens[: request.prompt_length])
                 self._histories[request] = history
             history.follow(request.tokens)
-        # The token that is sampled is pending itself.
-        step = request.generated + request.pending - 1
-        return SampleRow(request.params, request.seed, step, history, request.stop_ids)
+        # The token that is sampled is pending itself; the one before it may be too.
+        step, lags = request.generated + request.pending - 1, request.pending > 1
+        return SampleRow(request.params, request.seed, step, history, lags, request.stop_ids)
 
     @torch.inference_mode()
     def warm_up_sampling(self, hidden: Tensor) -> None:
@@ -384,6 +384,7 @@ class ModelRunner:
                 logprobs=1,
             ),
         ):
-            row = SampleRow(params, 0, 0, TokenHistory([0]), frozenset((0,)))
+            row = SampleRow(params, 0, 0, TokenHistory([0]), lags=True, stop_ids=frozenset((0,)))
             rows = [row] * len(logits)
-            logprobs_of(logits, rows, sample(logits, rows))
+            newest = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+            logprobs_of(logits, rows, sample(logits, rows, newest=newest))

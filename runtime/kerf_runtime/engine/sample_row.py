@@ -62,6 +62,7 @@ class SampleRow(msgspec.Struct, frozen=True):
         seed: of the request's random numbers.
         step: tokens generated before.
         history: what was seen so far; only needed for penalties.
+        lags: whether the history lacks the token that the logits follow, which only the device knows yet.
         stop_ids: tokens that end the request; only needed below ``min_tokens``.
     """
 
@@ -69,6 +70,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     seed: int
     step: int
     history: TokenHistory | None = None
+    lags: bool = False
     stop_ids: frozenset[int] = frozenset()
 
     @property
@@ -88,8 +90,11 @@ class SampleRow(msgspec.Struct, frozen=True):
         return self.step < self.params.min_tokens and bool(self.stop_ids)
 
     @property
+    def is_penalised(self) -> bool:
+        """Whether tokens that were seen become less likely."""
+        return self.history is not None and self.params.has_penalties
+
+    @property
     def is_adjusted(self) -> bool:
         """Whether logits change before the draw."""
-        params = self.params
-        penalised = self.history is not None and params.has_penalties
-        return penalised or bool(params.logit_bias) or self.must_go_on
+        return self.is_penalised or bool(self.params.logit_bias) or self.must_go_on

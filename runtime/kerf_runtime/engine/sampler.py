@@ -21,13 +21,20 @@ from kerf_runtime.engine.transfer import send
 __all__ = ["sample"]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    *,
+    likeliest: Tensor | None = None,
+    newest: Tensor | None = None,
+) -> Tensor:
     """One token per row; nothing waits for the device.
 
     Args:
         logits: [R, vocab] in any floating-point data type; not changed.
         rows: R entries.
         likeliest: int64 [R], the argmax of the logits if it is known.
+        newest: int64 [R], the token that each row of logits follows; only needed for rows whose history lags.
 
     Returns:
         int64 [R] on the device of the logits.  Each token depends on its own row alone.
@@ -35,7 +42,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None =
     greedy = all(row.is_greedy for row in rows)
     if greedy and not any(row.is_adjusted for row in rows):
         return logits.argmax(dim=-1) if likeliest is None else likeliest
-    logits = adjusted(logits.float(), rows)
+    logits = adjusted(logits.float(), rows, newest)
     if greedy:
         return logits.argmax(dim=-1)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
