@@ -21,6 +21,9 @@ from kerf_runtime.engine.messages import AddRequest, SamplingParams
 pytestmark = pytest.mark.gpu
 PROMPTS = [[(11 * i + 5 * j) % 320 for j in range(n)] for i, n in enumerate((1, 2, 5, 16, 40, 90))]
 COUNT = 16
+PENALISED = SamplingParams(
+    max_tokens=COUNT, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,9 @@ def test_every_mode_answers_like_the_cpu(mode: str, tiny: tuple[Path, list[list[
     [
         SamplingParams(max_tokens=8, ignore_eos=True),
         SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.8, top_k=20, top_p=0.9, seed=1),
+        PENALISED,
     ],
-    ids=["greedy", "filtered"],
+    ids=["greedy", "filtered", "penalised"],
 )
 def test_a_step_waits_for_the_tokens_of_the_one_before_and_for_nothing_else(
     params: SamplingParams, tiny: tuple[Path, list[list[int]]]
@@ -81,10 +85,13 @@ def test_overlapping_steps_give_the_tokens_of_single_ones(
     tiny: tuple[Path, list[list[int]]],
 ) -> None:
     folder, answers = tiny
+    penalised = []
     for overlap in (False, True):
         core = started(make_args(folder, mode="FULL_DECODE_ONLY"), overlap=overlap)
         assert generate(core, PROMPTS) == answers
+        penalised.append(generate(core, PROMPTS, PENALISED))
         assert (core.stats()["overlapped_steps"] > 0) is overlap
+    assert penalised[0] == penalised[1] != answers
 
 
 def test_tokens_are_fed_to_their_requests_when_priorities_change_the_order(
