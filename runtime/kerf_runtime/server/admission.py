@@ -71,6 +71,12 @@ async def admit_completion(
         KerfError: it cannot be served; the status is in the class.
     """
     tokenizer, started = _check_servable(state, body)
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError(
+            "max_tokens should be greater than or equal to 1 (got 0)",
+            where="max_tokens",
+            hint="0 tells the prompt and its log probabilities, with echo",
+        )
     prompts = body.prompts()
     holding.enter_context(_places(state, _check_answers(state, body, len(prompts))))
     token_lists = []
@@ -250,7 +256,8 @@ def _admitted(
             AddRequest(
                 request_id=f"{name}-{index * choices + choice}",
                 prompt_token_ids=tokens,
-                params=body.sampling(max_tokens=max_tokens, choice=choice),
+                # What is asked for may be the prompt alone; the engine computes a token all the same.
+                params=body.sampling(max_tokens=max(1, max_tokens), choice=choice),
                 priority=body.priority or 0,
             )
             for choice in range(choices)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -24,6 +25,8 @@ __all__ = ["router"]
 
 router = APIRouter()
 
+_Part = TypeVar("_Part", Answer, Piece)
+
 
 @router.post("/v1/completions", responses=ANSWERS_OF_COMPLETIONS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -37,7 +40,7 @@ async def _whole(
     body: CompletionRequest,
     running: Running,
 ) -> dict[str, Any]:
-    answers = await collect_all(running)
+    answers = [_within_limit(found, body) for found in await collect_all(running)]
     wire = _Wire(context, admitted, body)
     return {
         **_head(admitted, body.model),
@@ -58,8 +61,8 @@ async def _events(
     wire = _Wire(context, admitted, body)
     told = [Piece("", 0)] * len(admitted.requests)
     async with aclosing(merge(running)) as pieces:
-        async for index, piece in pieces:
-            first = told[index].tokens == 0
+        async for index, found in pieces:
+            first, piece = told[index].tokens == 0, _within_limit(found, body)
             told[index] = piece
             yield event({**head, "choices": [await wire.choice(index, piece, first=first)]})
     if body.wants_stream_usage:
@@ -74,6 +77,13 @@ def _head(admitted: Admitted, model: str) -> dict[str, Any]:
         "created": int(time.time()),
         "model": model,
     }
+
+
+def _within_limit(part: _Part, body: CompletionRequest) -> _Part:
+    """An answer, or a piece of one, without the token that nobody asked for if ``max_tokens`` is 0."""
+    if body.max_tokens != 0:
+        return part
+    return replace(part, text="", tokens=0, entries=(), finish_reason="length")
 
 
 class _Wire:

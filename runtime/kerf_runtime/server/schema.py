@@ -204,6 +204,9 @@ class CompletionRequest(SamplingFields):
         None, description="Tell the log probability of every token and of this many likelier ones."
     )
     echo: bool | None = Field(None, description="Begin the answer with the prompt. Default false.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Most tokens of the answer; 0, which needs echo, for the prompt alone."
+    )
     best_of: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only the value of n is supported: answers are not ranked."
     )

@@ -1,0 +1,44 @@
+"""``max_tokens`` 0 with ``echo``: the prompt and its log probabilities, as evaluation harnesses ask for them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.server.fakes import FakeClient
+from tests.server.test_refusals import complete, error_of
+
+
+@pytest.fixture
+def client():
+    return FakeClient().make_ready()
+
+
+def test_the_prompt_is_told_with_its_log_probabilities_and_nothing_else(serve, client):
+    body = complete(serve(client), prompt="ab", max_tokens=0, echo=True, logprobs=1).json()
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    assert choice["logprobs"]["tokens"] == ["a", "b"]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (2, 0, 2)
+    assert [request.params.max_tokens for request in client.seen] == [1]
+
+
+def test_a_stream_tells_the_same_in_one_piece(serve, client):
+    ask = {"prompt": ["ab", "c"], "max_tokens": 0, "echo": True, "stream": True}
+    text = complete(serve(client), **ask, stream_options={"include_usage": True}).text
+    assert text.count('"text":"ab"') == text.count('"text":"c"') == 1
+    assert text.count('"finish_reason":"length"') == 2
+    assert '"completion_tokens":0' in text
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": False}, {"logprobs": 1}])
+def test_without_echo_nothing_would_be_answered(serve, client, fields):
+    error = error_of(complete(serve(client), max_tokens=0, **fields), 400, "max_tokens")
+    assert "greater than or equal to 1 (got 0)" in error["message"]
+    assert client.seen == []
+
+
+def test_at_least_as_many_tokens_as_none_are_too_many(serve, client):
+    response = complete(serve(client), max_tokens=0, echo=True, min_tokens=1)
+    assert "min_tokens is 1" in error_of(response, 400, "min_tokens")["message"]
