@@ -82,13 +82,19 @@ class Peer(BaseHTTPRequestHandler):
         """Nothing: the tests look at ``bodies``."""
 
 
+class PeerServer(ThreadingHTTPServer):
+    request_queue_size = (
+        128  # with five, a machine that stalls refuses some of twenty requests at once
+    )
+
+
 @contextmanager
 def peer(script) -> Iterator[ThreadingHTTPServer]:
     """A running server; ``script(n)`` is what it answers to the n-th request: parts, or status and body.
 
     Parts that can be called are, and send nothing.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Peer)
+    server = PeerServer(("127.0.0.1", 0), Peer)
     server.bodies, server.script, server.over = [], script, threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

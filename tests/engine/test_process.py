@@ -8,16 +8,15 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.engine.engines import GREEDY, engine_args
+from tests.patience import PATIENCE, eventually, until
 
 from kerf_runtime.engine.args import EngineArgs
 from kerf_runtime.engine.client import EngineClient
@@ -71,13 +70,6 @@ def shared(tiny_path: Path) -> Iterator[Shared]:
         context = client_of(engine_args(tiny_path, mode="FULL_DECODE_ONLY"))
         yield Shared(runner.run(context.__aenter__()), runner)
         runner.run(context.__aexit__(None, None, None))
-
-
-async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -190,16 +182,16 @@ def test_the_death_of_the_engine_is_noticed_and_running_requests_hear_of_it(
 ) -> None:
     async def body() -> None:
         async with client_of(engine_args(tiny_path)) as client:
-            # So many that the engine is busy with them for longer than a slow test needs to kill it.
-            asked = [AddRequest(f"a{number}", [1, 2], LONG) for number in range(200)]
-            running = [asyncio.create_task(answer(client, request)) for request in asked]
-            await until(lambda: client.stats.get("requests_running", 0) > 0 or running[-1].done())
             assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)  # it ends nothing before it is killed
+            asked = [AddRequest(f"a{number}", [1, 2], LONG) for number in range(20)]
+            running = [asyncio.create_task(answer(client, request)) for request in asked]
+            await asyncio.sleep(0)  # sent
             os.kill(client.pid, signal.SIGKILL)
             await until(lambda: client.failed is not None)
-            with pytest.raises(EngineError, match="killed by SIGKILL"):
-                await running[-1]
-            await asyncio.gather(*running, return_exceptions=True)
+            for waiting in running:
+                with pytest.raises(EngineError, match="killed by SIGKILL"):
+                    await waiting
             with pytest.raises(EngineError, match="SIGKILL"):
                 await answer(client, AddRequest("b", [1], GREEDY))
 
@@ -213,19 +205,22 @@ def test_closing_ends_the_process_whatever_it_does(tiny_path: Path, moment: str)
         await client.start()
         folder = client._process.addresses.folder  # type: ignore[union-attr]
         assert folder.is_dir()
-        running = None
+        running: list[asyncio.Task[list[int]]] = []
         if moment == "while it works":
             await client.wait_started()
-            running = asyncio.create_task(answer(client, AddRequest("a", [1, 2], LONG)))
-            await asyncio.sleep(0.05)
+            # So many that it works for longer than any pause of this process.
+            asked = [AddRequest(f"a{number}", [1, 2], LONG) for number in range(500)]
+            running = [asyncio.create_task(answer(client, request)) for request in asked]
+            await until(lambda: client.stats.get("requests_running", 0) > 0)
         assert client.pid is not None
         await client.close()
         await client.close()
         assert not is_alive(client.pid)
         assert not folder.exists()
-        if running is not None:
-            with pytest.raises(EngineError, match="shutting down"):
-                await running
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            assert isinstance(ends[-1], EngineError)
+            assert "shutting down" in str(ends[-1])
 
     run(body)
 
@@ -265,12 +260,11 @@ def test_the_engine_ends_with_its_parent_however_that_ends(
         pid, folder = parent.stdout.readline().split()
         assert is_alive(int(pid))
         parent.send_signal(how)
-        parent.wait(20)
-        deadline = time.monotonic() + 20
+        parent.wait(PATIENCE)
+        eventually(lambda: not is_alive(int(pid)))
         # Before its first line the engine cannot remove the folder: its end is all that is promised.
-        while is_alive(int(pid)) or (when == "ready" and Path(folder).exists()):
-            assert time.monotonic() < deadline, "the engine outlived its parent"
-            time.sleep(0.05)
+        if when == "ready":
+            eventually(lambda: not Path(folder).exists())
 
 
 def test_errors_survive_the_way_between_the_processes() -> None:
