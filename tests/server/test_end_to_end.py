@@ -141,6 +141,9 @@ def test_a_compilation_that_is_cut_off_leaves_nothing_behind(
 ) -> None:
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
     scratch.mkdir()
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nwhile kill -0 $PPID; do sleep 0.05; done\n")
+    compiler.chmod(0o755)
     options = ["-f", setup.document, "--model-path", setup.model, "--cache-dir", cache, "--json"]
     options += ["--result-file", tmp_path / "result"] if command == "compile" else ["--port", "0"]
     process = subprocess.Popen(
@@ -148,7 +151,8 @@ def test_a_compilation_that_is_cut_off_leaves_nothing_behind(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        # With a compiler that does not finish, the test takes the time that it needs.
+        env={**os.environ, "TMPDIR": str(scratch), "CXX": str(compiler)},
     )
 
     def left() -> list[Path]:
