@@ -33,6 +33,17 @@ def test_an_unknown_name_is_told() -> None:
         internals.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["StaticCudaLauncher", "current_raw_stream"])
+def test_what_a_build_without_cuda_lacks_can_be_asked_for_with_a_default(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = internals._PLACES[name]
+    monkeypatch.setitem(internals._PLACES, name, f"{place}_of_no_build")
+    assert getattr(internals, name, None) is None
+    with pytest.raises(AttributeError, match=r"torch 2\..* has no torch\._C:"):
+        getattr(internals, name)
+
+
 def private_names(source: str) -> Iterator[str]:
     """Every dotted name below PyTorch's private modules that a module imports or uses."""
     for node in ast.walk(ast.parse(source)):

@@ -90,7 +90,11 @@ def __getattr__(name: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         if not hasattr(found, part):
-            importlib.import_module(f"{found.__name__}.{part}")
+            try:
+                importlib.import_module(f"{found.__name__}.{part}")
+            except ModuleNotFoundError as error:
+                # Of a build without CUDA, for example: whoever can go on without it asks with a default.
+                raise AttributeError(f"torch {torch.__version__} has no {place}") from error
         found = getattr(found, part)
     return found
 
