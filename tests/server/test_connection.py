@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 from tests.patience import PATIENCE, eventually
@@ -25,10 +26,41 @@ def read_all(peer):
 
 def ask_for_health(peer):
     peer.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert read_until(peer, b"}").startswith(b"HTTP/1.1 200")
+
+
+def read_until(peer, end):
     answer = b""
-    while not answer.endswith(b"}"):
-        answer += peer.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 200")
+    while not answer.endswith(end):
+        if not (part := peer.recv(65536)):
+            raise ConnectionError(f"closed after {answer!r}")
+        answer += part
+    return answer
+
+
+@contextmanager
+def connect_and_ask(http):
+    """A connection that was answered once.
+
+    A new one may be closed before its first head is sent, if the machine stops just then. The later heads come in
+    one piece: they are there before the server hears of them.
+    """
+    while True:
+        peer = connect(http)
+        try:
+            ask_for_health(peer)
+        except ConnectionError:
+            peer.close()
+        else:
+            break
+    with peer:
+        yield peer
+
+
+def send_completion(peer, fields):
+    body = json.dumps({"model": "tiny", **fields})
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
 
 
 def assert_is_cut_off(peer, first, more):
@@ -54,60 +86,47 @@ def patience_after_a_refusal(monkeypatch):
 
 
 @pytest.fixture
-def hasten(monkeypatch):
-    """Once it is called, heads must arrive within a quarter of a second.
-
-    That a connection is new is no head yet: what a test sends after the first answer comes in one piece.
-    """
-    return lambda: monkeypatch.setattr(connection, "HEAD_SECONDS", 0.25)
+def hasty(monkeypatch):
+    """Heads must arrive within a quarter of a second."""
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.25)
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_half_a_head_is_408_however_slowly_more_of_it_comes(serve, hasten, monkeypatch, before):
+def test_half_a_head_is_408_however_slowly_more_of_it_comes(serve, hasty, monkeypatch, before):
     monkeypatch.setattr(connection, "_LINGER_SECONDS", 0.2)
-    if before == 0:
-        hasten()
-    with connect(serve()) as peer:
-        for _ in range(before):
+    with connect_and_ask(serve()) if before else connect(serve()) as peer:
+        for _ in range(before - 1):
             ask_for_health(peer)
-        hasten()
         assert_is_cut_off(peer, b"GET /health HTTP/1.1\r\n", b"x: y\r\n")
 
 
-def test_the_late_head_is_told_so(serve, hasten):
-    with connect(serve()) as peer:
-        ask_for_health(peer)
-        hasten()
+def test_the_late_head_is_told_so(serve, hasty):
+    with connect_and_ask(serve()) as peer:
         peer.sendall(b"POST /v1/completions HTTP/1.1\r\n")
         status, error = error_in(read_all(peer))
     assert (status, error["code"]) == (408, "request_timeout")
     assert "within 0.25 seconds" in error["message"]
 
 
-def test_a_connection_that_never_says_anything_is_closed_without_a_word(serve, hasten):
-    hasten()
+def test_a_connection_that_never_says_anything_is_closed_without_a_word(serve, hasty):
     with connect(serve()) as peer:
         assert read_all(peer) == b""
 
 
-def test_an_idle_connection_between_requests_is_kept_longer_than_a_head_may_take(serve, hasten):
-    with connect(serve()) as peer:
-        ask_for_health(peer)
-        hasten()
+def test_an_idle_connection_between_requests_is_kept_longer_than_a_head_may_take(serve, hasty):
+    with connect_and_ask(serve()) as peer:
         for _ in range(2):
-            ask_for_health(peer)
             time.sleep(0.5)
+            ask_for_health(peer)
 
 
-def test_an_answer_may_take_longer_than_a_head(serve, hasten):
+def test_an_answer_may_take_longer_than_a_head(serve, hasty):
     client = FakeClient(endless=True, max_model_len=10**6).make_ready()
-    http = serve(client)
-    body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True}
-    assert http.get("/health").status_code == 200  # the connection is used again
-    hasten()
-    began = time.monotonic()
-    assert "[DONE]" in http.post("/v1/completions", json=body).text
-    assert time.monotonic() - began > 0.3
+    with connect_and_ask(serve(client)) as peer:
+        began = time.monotonic()
+        send_completion(peer, {"prompt": "a", "max_tokens": 400, "stream": True})
+        read_until(peer, b"[DONE]\n\n\r\n0\r\n\r\n")
+        assert time.monotonic() - began > 0.3
 
 
 @pytest.mark.parametrize(
@@ -140,13 +159,9 @@ def test_what_is_no_http_is_400_in_the_usual_shape(serve, content):
 def test_a_client_that_does_not_read_its_answer_is_gone_after_a_while(serve):
     client = FakeClient(endless=True, max_model_len=10**9, per_step=1).make_ready()
     http = serve(client, unread_seconds=1.0)
-    body = json.dumps(
-        {"model": "tiny", "prompt": "a" * 10, "n": 50, "stream": True, "max_tokens": 10**8}
-    )
     with connect(http) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        send_completion(peer, {"prompt": "a" * 10, "n": 50, "stream": True, "max_tokens": 10**8})
         eventually(lambda: len(client.seen) == 50)
         eventually(lambda: http.state.outstanding == 0)
     assert len(client.aborted) == 50
