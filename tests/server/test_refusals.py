@@ -153,13 +153,15 @@ def test_waiting_for_the_tokens_of_a_prompt_is_a_part_of_the_time_of_a_request(s
         complete: {"prompt": LONG},
         chat: {"messages": [{"role": "user", "content": LONG}]},
     }[ask]
+    asked = 0
     while held.begun == 0:  # once, unless its time was over before it began
+        asked += 1
         assert error_of(ask(http, **fields), 504)["code"] == "timeout"
         assert http.state.outstanding == 0
     held.go.set()
     allow_any_time(http)
     eventually(lambda: not http.state.long_texts.locked())
-    assert held.begun == 1
+    assert 1 <= held.begun <= asked
     assert client.seen == []
     assert complete(http).status_code == 200
 
