@@ -131,11 +131,12 @@ def scaled_matmul(
     """
     per_token = scale.dim() == 2
     if q.device.type == "cuda":
+        # Matrices of one value: where Inductor tunes this product it cannot read a scale that is a vector.
         wide = torch._scaled_mm(
             q,
             weight.t(),
-            scale_a=unit if per_token else scale,
-            scale_b=unit,
+            scale_a=(unit if per_token else scale).view(1, 1),
+            scale_b=unit.view(1, 1),
             out_dtype=torch.float32,
         )
     else:

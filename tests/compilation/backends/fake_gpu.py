@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+from torch import fx
 
 from kerf_runtime.compilation.backends import CompileRequest, inductor
 from kerf_runtime.compilation.program import InputLayout, PieceProgram, rebuild_program
@@ -65,3 +67,38 @@ def gated_wrapper(columns: int, settings: Mapping[str, Any] | None = None) -> tu
     with fake_gpu():
         source = inductor._generate(CompileRequest(module, values), values, settings or {})
     return source, values[1].fake_mode.shape_env
+
+
+def tuned_wrapper(module: fx.GraphModule, values: Sequence[Any], fastest: str) -> str:
+    """The wrapper of a piece of a static size.
+
+    Args:
+        module: the piece.
+        values: fake tensors on the device ``cuda``.
+        fastest: how the name of the product begins that wins; what could be fused with it is not.
+    """
+    from torch._inductor import select_algorithm
+    from torch._inductor.scheduler import Scheduler
+
+    def times(_: Any, *args: Any, **__: Any) -> dict[Any, float]:
+        choices = args[5]
+        assert any(choice.name.startswith(fastest) for choice in choices)
+        return {choice: 1.0 + (not choice.name.startswith(fastest)) for choice in choices}
+
+    cache = select_algorithm.AlgorithmSelectorCache
+    patches = (
+        mock.patch("torch._inductor.compile_fx._check_triton_bf16_support"),
+        mock.patch("torch._inductor.utils.is_big_gpu", return_value=True),
+        mock.patch.object(cache, "make_precompile_fn", return_value=dict),
+        mock.patch.object(cache, "do_autotuning", times),
+        mock.patch.object(Scheduler, "benchmark_codegened_module", return_value=(9.0, "")),
+        mock.patch.object(Scheduler, "benchmark_fused_nodes", return_value=(1.0, "")),
+        mock.patch.object(inductor, "_random_like", lambda value: value),
+        mock.patch("torch._inductor.standalone_compile.CacheCompiledArtifact.__call__"),
+        fake_gpu(),
+    )
+    request = CompileRequest(module, list(values), tokens=8)
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        return inductor._generate(request, list(values), inductor._settings(request, timed=True))
