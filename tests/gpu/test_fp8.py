@@ -78,6 +78,23 @@ def test_a_compiled_layer_agrees_with_the_eager_one_for_any_number_of_tokens(sta
             assert error < 1e-2
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_layer_that_is_tuned_for_one_number_of_tokens_agrees_with_the_eager_one(
+    static: bool,
+) -> None:
+    layer = make_layer(static=static, bias=True, dtype=torch.bfloat16).cuda()
+    compiled = torch.compile(
+        layer,
+        dynamic=False,
+        fullgraph=True,
+        options={"max_autotune": True, "fx_graph_cache": False},
+    )
+    x = torch.randn(8, 576, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = layer(x).float()
+        assert (compiled(x).float() - expected).norm() / expected.norm() < 1e-2
+
+
 def test_a_recorded_graph_replays_an_fp8_layer_on_new_values() -> None:
     layer = make_layer(static=False, bias=False, dtype=torch.bfloat16).cuda()
     apply_policy(layer, frozenset({"quant_fp8"}))
