@@ -41,6 +41,8 @@ def fake_gpu() -> Iterator[None]:
     patches = (
         mock.patch.object(DeviceProperties, "create", return_value=properties),
         mock.patch.object(AsyncCompile, "triton", return_value=None),
+        # Or what follows would depend on whether Inductor's helpers have started yet.
+        mock.patch.object(AsyncCompile, "use_process_pool", return_value=False),
         mock.patch("torch.cuda.get_device_properties", return_value=_H200),
         mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
         mock.patch("torch.utils._triton.triton_hash_with_backend", return_value="none"),
