@@ -33,6 +33,13 @@ def test_the_largest_of_each_kind_and_the_powers_of_two_come_first():
     assert sizes(first, FULL) == [48, 32, 16, 8, 4, 2, 1]
 
 
+def test_the_largest_that_computes_logits_comes_first_too():
+    assert sizes(first_graphs(PLAN, logits_rows=45), FULL) == [48, 40, 32, 16, 8, 4, 2, 1]
+    assert sizes(first_graphs(PLAN, logits_rows=45), PIECEWISE) == sizes(
+        first_graphs(PLAN), PIECEWISE
+    )
+
+
 @given(
     st.sets(st.integers(1, 300), min_size=1).map(lambda found: tuple(sorted(found))),
     st.integers(1, 300),

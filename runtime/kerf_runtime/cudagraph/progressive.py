@@ -15,7 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey, graph_name, graph_names
+from kerf_runtime.cudagraph.descriptor import (
+    BatchDescriptor,
+    GraphKey,
+    computes_logits,
+    graph_name,
+    graph_names,
+)
 from kerf_runtime.cudagraph.dispatcher import Batch
 from kerf_runtime.reasons import ConfigReason, ReasonedChange
 
@@ -24,18 +30,21 @@ __all__ = ["Pending", "UnitSeconds", "delay_change", "first_graphs", "next_graph
 logger = logging.getLogger(__name__)
 
 
-def first_graphs(plan: Sequence[GraphKey]) -> list[GraphKey]:
-    """What is recorded before the engine is ready, in the order of ``plan``.
+def first_graphs(plan: Sequence[GraphKey], *, logits_rows: int = 0) -> list[GraphKey]:
+    """What is recorded before the engine is ready, in the order of ``plan``: also whatever needs most memory.
 
     Args:
         plan: everything, largest first within each kind.
+        logits_rows: of the largest decode graph that computes logits.
     """
-    kinds: set[tuple[CUDAGraphMode, bool]] = set()
+    kinds: set[tuple[CUDAGraphMode, bool, bool]] = set()
     first = []
-    for mode, descriptor in plan:
-        kind, size = (mode, descriptor.uniform_decode), descriptor.num_tokens
+    for key in plan:
+        mode, descriptor = key
+        size = descriptor.num_tokens
+        kind = (mode, descriptor.uniform_decode, computes_logits(key, logits_rows))
         if kind not in kinds or size & (size - 1) == 0:
-            first.append((mode, descriptor))
+            first.append(key)
         kinds.add(kind)
     return first
 

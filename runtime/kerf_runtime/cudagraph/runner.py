@@ -175,7 +175,7 @@ class GraphRunner:
         self._weights.remember()
         first = self._plan
         if self._effective.capture_mode is CaptureMode.PROGRESSIVE:
-            first = first_graphs(self._plan)
+            first = first_graphs(self._plan, logits_rows=self._recorder.logits_rows)
         self._capture_many(first, dummy_batch, progress)
         self._leave_pending()
         self._capture_many(self._too_slow_between_steps(), dummy_batch, progress)

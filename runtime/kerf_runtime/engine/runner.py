@@ -329,7 +329,8 @@ class ModelRunner:
             inputs = self._inputs.device
             last = slice(len(requests)) if every else inputs.last[: len(requests)]
             logits, likeliest = self._logits(output, last)
-            newest = inputs.input_ids[last] if any(row.lags for row in rows) else None
+            lagging = any(row.lags and row.is_penalised for row in rows)
+            newest = inputs.input_ids[last] if lagging else None
             tokens = sample(logits, rows, likeliest=likeliest, newest=newest)
             found = logprobs_of(logits, rows, tokens)
             received = self._mailbox.receive(tokens)
