@@ -28,6 +28,7 @@ class ConfigReason(StrEnum):
     MEMORY_BUDGET = "MemoryBudget"
     CAPTURE_DELAY_LIMIT = "CaptureDelayLimit"
     STATIC_SIZES_ONLY = "StaticSizesOnly"
+    TUNING_FAILED = "TuningFailed"
     CAPTURE_FAILED = "CaptureFailed"
     CAPTURE_OUT_OF_MEMORY = "CaptureOutOfMemory"
 

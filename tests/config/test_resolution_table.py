@@ -77,12 +77,14 @@ def test_the_tables_have_a_row_for_every_combination():
 
 def test_every_reason_of_a_change_occurs_in_the_tables():
     # A missing dependency, and tuning for static sizes only, are warnings; what memory and time allow, and what
-    # goes wrong in a capture, is known after it only; what state-space layers change is in ``test_hybrid``.
+    # goes wrong in tuning or in a capture, is known after it only; what state-space layers change is in
+    # ``test_hybrid``.
     elsewhere = {
         ConfigReason.MIXER_LIMIT,
         ConfigReason.STATE_SPACE_LAYERS,
         ConfigReason.MISSING_DEPENDENCY,
         ConfigReason.STATIC_SIZES_ONLY,
+        ConfigReason.TUNING_FAILED,
         ConfigReason.MEMORY_BUDGET,
         ConfigReason.CAPTURE_DELAY_LIMIT,
         ConfigReason.CAPTURE_FAILED,

@@ -113,8 +113,25 @@ def test_a_tuned_size_that_the_loader_does_not_know_is_compiled_without_tuning_a
         artifact = InductorBackend().compile(request(8, max_autotune=True))
     assert b"extern_kernels.mm(" in artifact.files["wrapper.py"]
     assert [settings["max_autotune"] for settings in chooses] == [True, False]
-    assert "8 tokens is compiled without tuning (LoaderRefused)" in caplog.text
+    assert "8 tokens is compiled without tuning (TuningFailed)" in caplog.text
     assert "'fastest_mm'" in caplog.text
+
+
+def test_a_size_that_cannot_be_tuned_is_compiled_without_tuning_and_counted(
+    chooses, monkeypatch, caplog
+):
+    def generate(request, values, settings):
+        if settings["max_autotune"]:
+            raise RuntimeError("no valid choices")
+        return WRAPPER.format(product="mm")
+
+    monkeypatch.setattr(inductor, "_generate", generate)
+    with compilation_counter.expect(
+        untuned_compilations=1, static_compilations=1, inductor_compilations=1
+    ):
+        InductorBackend().compile(request(8, max_autotune=True))
+    assert "8 tokens is compiled without tuning (TuningFailed)" in caplog.text
+    assert "RuntimeError: no valid choices" in caplog.text
 
 
 @pytest.mark.usefixtures("chooses")

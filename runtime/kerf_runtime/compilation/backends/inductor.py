@@ -40,7 +40,7 @@ from kerf_runtime.compilation.loader import (
 )
 from kerf_runtime.compilation.program import rebuild_program
 from kerf_runtime.errors import CompileError, KerfError
-from kerf_runtime.reasons import CacheReason
+from kerf_runtime.reasons import ConfigReason
 
 __all__ = ["InductorBackend", "inductor_session"]
 
@@ -133,8 +133,8 @@ class InductorBackend:
     def compile(self, request: CompileRequest) -> CompiledArtifact:
         """Compile one piece, for its symbolic shape or for one number of tokens.
 
-        A static size is autotuned on a GPU: its kernels run here, on random inputs of that size.  If the loader
-        does not know what the tuning chose, the size gets code that is not tuned, and that is counted.
+        A static size is autotuned on a GPU: its kernels run here, on random inputs of that size.  If Inductor fails at
+        that, or the loader does not know what it chose, the size gets code that is not tuned, and that is counted.
 
         Raises:
             CompileError: Inductor assumed something about the number of tokens, or made a wrapper that
@@ -144,8 +144,8 @@ class InductorBackend:
         waited = _kernel_seconds()
         values = list(request.example_values)
         settings = _settings(request, timed=request.tokens is not None)
-        source = _source(request, values, settings)
         try:
+            source = _source(request, values, settings)
             wrapper = parse_wrapper(source)
         except CompileError as error:
             if request.tokens is None or not _on_gpu(values):
@@ -154,7 +154,7 @@ class InductorBackend:
             _log.warning(
                 "a piece for %d tokens is compiled without tuning (%s): %s",
                 request.tokens,
-                CacheReason.LOADER_REFUSED,
+                ConfigReason.TUNING_FAILED,
                 error,
             )
             settings = _settings(request, timed=False)
