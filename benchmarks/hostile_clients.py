@@ -163,10 +163,12 @@ def _leave(url: str, chance: random.Random) -> str:
     }
     payload = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    data = head + b"Content-Length: %d\r\n\r\n" % len(payload) + payload
     moment = chance.choice(
         ["in the head", "in the body", "at once", "later", "later", "while reading"]
     )
+    if moment == "while reading":
+        head += b"Connection: close\r\n"  # or who reads to the end of a short answer waits for more
+    data = head + b"Content-Length: %d\r\n\r\n" % len(payload) + payload
     try:
         with _connect(url) as peer:
             if chance.random() < 0.5:  # a reset instead of an orderly end
