@@ -12,7 +12,9 @@ __all__ = [
     "BatchDescriptor",
     "DispatchDecision",
     "GraphKey",
+    "GraphKind",
     "computes_logits",
+    "graph_kind",
     "graph_name",
     "graph_names",
 ]
@@ -39,12 +41,21 @@ class BatchDescriptor:
 GraphKey = tuple[CUDAGraphMode, BatchDescriptor]
 """What a graph is recorded for."""
 
+GraphKind = tuple[CUDAGraphMode, bool, bool]
+"""Mode, whether for uniform decode batches, and whether it computes logits, for which it has buffers."""
+
 
 def computes_logits(key: GraphKey, rows: int) -> bool:
     """Whether a graph computes logits beside hidden states: full graphs of decode batches up to ``rows`` do."""
     mode, descriptor = key
     decode = mode is CUDAGraphMode.FULL and descriptor.uniform_decode
     return decode and descriptor.num_tokens <= rows
+
+
+def graph_kind(key: GraphKey, logits_rows: int) -> GraphKind:
+    """What a graph has in common with those of other sizes, of which a larger one needs more memory."""
+    mode, descriptor = key
+    return mode, descriptor.uniform_decode, computes_logits(key, logits_rows)
 
 
 def graph_name(key: GraphKey) -> str:

@@ -18,8 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kerf_runtime.config.compilation import CUDAGraphMode
-from kerf_runtime.cudagraph.descriptor import BatchDescriptor, GraphKey, computes_logits
+from kerf_runtime.cudagraph.descriptor import (
+    BatchDescriptor,
+    GraphKey,
+    GraphKind,
+    computes_logits,
+    graph_kind,
+)
 
 __all__ = ["MemoryEstimate", "Trial", "estimate_memory", "next_trials"]
 
@@ -31,9 +36,6 @@ GRAIN = 2 * 2**20
 
 TOLERANCE = 0.1
 """Of the estimate: how far it may be wrong."""
-
-Kind = tuple[CUDAGraphMode, bool, bool]
-"""Mode, whether for uniform decode batches, and whether it has buffers for logits that others of its kind have not."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def estimate_memory(
     if not pooled:
         seen = _trials_by_kind(trials, logits_rows)
         return MemoryEstimate(
-            0, {key: _on_line(seen[_kind(key, logits_rows)], key) for key in plan}
+            0, {key: _on_line(seen[graph_kind(key, logits_rows)], key) for key in plan}
         )
     seen = _trials_by_kind(trials)
     shared, disturbed = 0, False
@@ -181,22 +183,17 @@ def _spread(keys: Sequence[GraphKey], count: int) -> list[GraphKey]:
     return [keys[index * (len(keys) - 1) // (count - 1)] for index in range(count)]
 
 
-def _kind(key: GraphKey, logits_rows: int) -> Kind:
-    mode, descriptor = key
-    return mode, descriptor.uniform_decode, computes_logits(key, logits_rows)
-
-
-def _by_kind(plan: Sequence[GraphKey], logits_rows: int = 0) -> dict[Kind, list[GraphKey]]:
-    groups: dict[Kind, list[GraphKey]] = {}
+def _by_kind(plan: Sequence[GraphKey], logits_rows: int = 0) -> dict[GraphKind, list[GraphKey]]:
+    groups: dict[GraphKind, list[GraphKey]] = {}
     for key in plan:
-        groups.setdefault(_kind(key, logits_rows), []).append(key)
+        groups.setdefault(graph_kind(key, logits_rows), []).append(key)
     return groups
 
 
-def _trials_by_kind(trials: Sequence[Trial], logits_rows: int = 0) -> dict[Kind, list[Trial]]:
-    seen: dict[Kind, list[Trial]] = {}
+def _trials_by_kind(trials: Sequence[Trial], logits_rows: int = 0) -> dict[GraphKind, list[Trial]]:
+    seen: dict[GraphKind, list[Trial]] = {}
     for trial in trials:
-        seen.setdefault(_kind(trial.key, logits_rows), []).append(trial)
+        seen.setdefault(graph_kind(trial.key, logits_rows), []).append(trial)
     return seen
 
 

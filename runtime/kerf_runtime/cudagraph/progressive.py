@@ -18,7 +18,8 @@ from kerf_runtime.config.compilation import CaptureMode, CUDAGraphMode
 from kerf_runtime.cudagraph.descriptor import (
     BatchDescriptor,
     GraphKey,
-    computes_logits,
+    GraphKind,
+    graph_kind,
     graph_name,
     graph_names,
 )
@@ -37,12 +38,10 @@ def first_graphs(plan: Sequence[GraphKey], *, logits_rows: int = 0) -> list[Grap
         plan: everything, largest first within each kind.
         logits_rows: of the largest decode graph that computes logits.
     """
-    kinds: set[tuple[CUDAGraphMode, bool, bool]] = set()
+    kinds: set[GraphKind] = set()
     first = []
     for key in plan:
-        mode, descriptor = key
-        size = descriptor.num_tokens
-        kind = (mode, descriptor.uniform_decode, computes_logits(key, logits_rows))
+        kind, size = graph_kind(key, logits_rows), key[1].num_tokens
         if kind not in kinds or size & (size - 1) == 0:
             first.append(key)
         kinds.add(kind)
