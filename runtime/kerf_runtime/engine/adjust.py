@@ -13,7 +13,8 @@ device only: its entry is computed there, from how often the CPU knows it was ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,27 +44,42 @@ def adjusted(logits: Tensor, rows: Sequence[SampleRow], newest: Tensor | None = 
         return logits
     result = logits.clone(memory_format=torch.contiguous_format)
     flat, vocab = result.view(-1), logits.shape[-1]
-    _penalise(flat, rows, vocab)
-    _penalise_newest(result, logits, rows, newest)
+    seen = list(_seen(rows))
+    _penalise(flat, seen, vocab)
+    _penalise_newest(result, logits, seen, newest)
     _add_bias(flat, rows, vocab)
     _exclude_ends(flat, rows, vocab)
     return result
 
 
-def _penalise(flat: Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
+@dataclass(frozen=True)
+class _Seen:
+    """A row with penalties: its index, itself, which tokens were generated and how often, and those of its prompt alone."""
+
+    index: int
+    row: SampleRow
+    tokens: _Array
+    counts: _Array
+    prompt_only: _Array
+
+
+def _seen(rows: Sequence[SampleRow]) -> Iterator[_Seen]:
+    for index, row in enumerate(rows):
+        if row.history is not None and row.is_penalised:
+            yield _Seen(index, row, *row.history.generated(), row.history.prompt_only)
+
+
+def _penalise(flat: Tensor, seen: Sequence[_Seen], vocab: int) -> None:
     places: list[_Array] = []
     factors: list[_Array] = []
     losses: list[_Array] = []
-    for index, row in enumerate(rows):
-        params, history = row.params, row.history
-        if history is None or not row.is_penalised:
-            continue
-        tokens, counts = history.generated()
-        loss = params.presence_penalty + params.frequency_penalty * counts
+    for one in seen:
+        params, tokens = one.row.params, one.tokens
+        loss = params.presence_penalty + params.frequency_penalty * one.counts
         if params.repetition_penalty != 1.0:
-            tokens = np.concatenate([tokens, history.prompt_only])
+            tokens = np.concatenate([tokens, one.prompt_only])
             loss = np.concatenate([loss, np.zeros(len(tokens) - len(loss))])
-        places.append(tokens + index * vocab)
+        places.append(tokens + one.index * vocab)
         factors.append(np.full(len(tokens), params.repetition_penalty))
         losses.append(loss)
     if sum(map(len, places)) == 0:
@@ -74,38 +90,30 @@ def _penalise(flat: Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
 
 
 def _penalise_newest(
-    result: Tensor, logits: Tensor, rows: Sequence[SampleRow], newest: Tensor | None
+    result: Tensor, logits: Tensor, seen: Sequence[_Seen], newest: Tensor | None
 ) -> None:
     """Of rows whose history lags: what their newest token's entry is once it was counted too."""
-    lagging = [index for index, row in enumerate(rows) if row.lags and row.is_penalised]
+    lagging = [one for one in seen if one.row.lags]
     if not lagging:
         return
     assert newest is not None
-    places = send(lagging, torch.int64, logits)
+    places = send([one.index for one in lagging], torch.int64, logits)
     tokens = newest[places]
-    before = _times_generated(tokens, [rows[index] for index in lagging])
-    params = [rows[index].params for index in lagging]
+    params = [one.row.params for one in lagging]
     presence = send([p.presence_penalty for p in params], torch.float64, logits)
     frequency = send([p.frequency_penalty for p in params], torch.float64, logits)
-    loss = (presence + frequency * (before + 1)).to(logits.dtype)
+    loss = (presence + frequency * (_times_generated(tokens, lagging) + 1)).to(logits.dtype)
     factor = send([p.repetition_penalty for p in params], logits.dtype, logits)
     result[places, tokens] = _less_likely(logits[places, tokens], factor, loss)
 
 
-def _times_generated(tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def _times_generated(tokens: Tensor, seen: Sequence[_Seen]) -> Tensor:
     """How often the history of each row has its token: int64 [R] -> int64 [R]."""
-    known: list[_Array] = []
-    counts: list[_Array] = []
-    for row in rows:
-        assert row.history is not None
-        ids, times = row.history.generated()
-        known.append(ids)
-        counts.append(times)
-    owners = np.arange(len(rows)).repeat([len(ids) for ids in known])
+    owners = np.arange(len(seen)).repeat([len(one.tokens) for one in seen])
     owner = send(owners, torch.int64, tokens)
-    same = send(np.concatenate(known), torch.int64, tokens) == tokens[owner]
-    found = send(np.concatenate(counts), torch.int64, tokens) * same
-    return torch.zeros_like(tokens).index_add_(0, owner, found)
+    known = send(np.concatenate([one.tokens for one in seen]), torch.int64, tokens)
+    counts = send(np.concatenate([one.counts for one in seen]), torch.int64, tokens)
+    return torch.zeros_like(tokens).index_add_(0, owner, counts * (known == tokens[owner]))
 
 
 def _less_likely(values: Tensor, factor: Tensor, loss: Tensor) -> Tensor:
