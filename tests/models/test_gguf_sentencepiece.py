@@ -164,20 +164,22 @@ def test_the_tokens_are_those_of_sentencepiece(pair: Pair, text: str) -> None:
     assert pair.ours.decode([1, *ids, 2]) == pair.theirs.decode(ids) == text.replace("▁", " ")
 
 
+def assert_the_same(pair: Pair, text: str) -> None:
+    ids = pair.theirs.encode(text)
+    assert pair.ours.encode(text, False) == ids
+    assert pair.ours.decode(ids) == text.replace("▁", " ")
+
+
 @settings(max_examples=300)
 @given(TEXTS)
 def test_the_tokens_of_any_text_are_those_of_sentencepiece(llama2: Pair, text: str) -> None:
-    ids = llama2.theirs.encode(text)
-    assert llama2.ours.encode(text, False) == ids
-    assert llama2.ours.decode(ids) == text.replace("▁", " ")
+    assert_the_same(llama2, text)
 
 
 @settings(max_examples=200)
 @given(TEXTS)
 def test_so_they_are_without_a_space_before_the_text(unprefixed: Pair, text: str) -> None:
-    ids = unprefixed.theirs.encode(text)
-    assert unprefixed.ours.encode(text, False) == ids
-    assert unprefixed.ours.decode(ids) == text.replace("▁", " ")
+    assert_the_same(unprefixed, text)
 
 
 IDS = st.lists(st.integers(1, 300) | st.integers(7, 262) | st.integers(1, 1900), max_size=30)

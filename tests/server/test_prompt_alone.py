@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.server.asking import complete, error_of
 from tests.server.fakes import FakeClient
-from tests.server.test_refusals import complete, error_of
 
 
 @pytest.fixture

@@ -8,18 +8,10 @@ from dataclasses import replace
 
 import pytest
 from tests.patience import PATIENCE, eventually, join
+from tests.server.asking import chat, complete, error_of
 from tests.server.fakes import ByteTokenizer, FakeClient
 
 from kerf_runtime.engine.messages import Failed, Phase
-
-
-def complete(http, **fields):
-    return http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **fields})
-
-
-def chat(http, **fields):
-    fields.setdefault("messages", [{"role": "user", "content": "Hi"}])
-    return http.post("/v1/chat/completions", json={"model": "tiny", **fields})
 
 
 def allow_any_time(http):
@@ -37,16 +29,6 @@ def send_in_one_piece(http, body, length=None):
     with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + body)
         return b"".join(iter(lambda: connection.recv(4096), b""))
-
-
-def error_of(response, status, param=None):
-    """The error object of a refusal, checked for OpenAI's shape."""
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    if param is not None:
-        assert error["param"] == param
-    return error
 
 
 def test_invalid_json_is_400_and_says_where(serve):
