@@ -19,7 +19,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from kerf_runtime.compilation import dynamo, internals
 from kerf_runtime.compilation.assumptions import check_assumptions
@@ -27,7 +27,12 @@ from kerf_runtime.compilation.backends import backend_named
 from kerf_runtime.compilation.backends.indexing import index_for_every_step
 from kerf_runtime.compilation.backends.options import REFUSED_OFF
 from kerf_runtime.compilation.counters import compilation_counter, compile_gate
-from kerf_runtime.compilation.decorator import ArgumentPresence, compile_support
+from kerf_runtime.compilation.decorator import (
+    ArgumentPresence,
+    IntermediateTensors,
+    compile_support,
+    tensors_of,
+)
 from kerf_runtime.compilation.mutation import (
     StateWrite,
     bytecode_stores,
@@ -164,7 +169,7 @@ class CompiledForward:
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(self.model.forward).bind(*args, **kwargs)
-        self.trace(bound.arguments)
+        self.trace({name: _alone(value) for name, value in bound.arguments.items()})
         return self._run(*args, **kwargs)
 
     def _compile_again(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -223,6 +228,24 @@ class CompiledForward:
             forward.__closure__,
         )
         return MethodType(function, self.model)
+
+
+def _alone(value: Any) -> Any:
+    """An argument of the same layout in memory of its own, with any values: tracing reads none.
+
+    Where the engine's buffers begin in the memory they share would be an input of the graph, a number that
+    the forward is not given.
+    """
+    if value is None:
+        return None
+    with torch.inference_mode(False):
+        alone = {
+            key: torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            for key, tensor in tensors_of(value)
+        }
+    return alone[""] if isinstance(value, Tensor) else IntermediateTensors(alone)
 
 
 def _stop(*_: Any) -> Any:
