@@ -56,8 +56,12 @@ def test_the_launch_computes_the_grid_and_passes_what_the_kernel_takes():
         {"prefix": ["import os"]},
         {"prefix": ["rows_ = exec('1')"]},
         {"prefix": ["a.b = 1"]},
+        {"prefix": ["rows_ = ("]},
+        {"prefix": ["rows_ = " + "-" * 100000 + "1"]},
+        {"grid": ["for", "1", "1"]},
+        {"parameters": ["in_ptr0", "out_ptr0", "for", "xnumel"], "grid": ["1", "1", "1"]},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:60],
 )
 def test_launch_data_that_is_more_than_a_launch_is_refused(tmp_path, change):
     cubin = tmp_path / "kernel_0.cubin"
@@ -69,7 +73,9 @@ def test_launch_data_that_is_more_than_a_launch_is_refused(tmp_path, change):
     assert raised.value.where == str(cubin)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "\0", "null"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "\0", "null", "[" * 100000], ids=lambda text: text[:4]
+)
 def test_launch_data_that_is_no_document_is_refused(tmp_path, text):
     cubin = tmp_path / "kernel_0.cubin"
     cubin.with_suffix(".json").write_text(text)

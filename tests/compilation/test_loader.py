@@ -239,6 +239,12 @@ def test_an_artifact_is_loaded_from_any_folder(copy):
         lambda folder: next(folder.glob("rank_0/pieces/*/piece.json")).write_text(
             '{"backend": "other", "sizes": [], "tokens": null}'
         ),
+        lambda folder: next(folder.glob("rank_0/pieces/*/piece.json")).write_text(
+            '{"backend": "inductor", "sizes": [1e999], "tokens": null}'
+        ),
+        lambda folder: next(folder.glob("rank_0/pieces/*/piece.json")).write_text(
+            '{"backend": "inductor", "sizes": [], "tokens": [1e999, 0]}'
+        ),
         lambda folder: next(folder.glob("rank_0/pieces/*/general/wrapper.py")).write_bytes(b"\xff"),
         lambda folder: next(folder.glob("rank_0/pieces/*/general/kernel_0.so")).unlink(),
         lambda folder: next(folder.glob("rank_0/pieces/*/general/kernel_0.so")).write_bytes(
@@ -254,6 +260,8 @@ def test_an_artifact_is_loaded_from_any_folder(copy):
         "no_piece",
         "no_description",
         "foreign_backend",
+        "endless_size",
+        "endless_index",
         "binary_wrapper",
         "no_kernel",
         "cut_kernel",
@@ -264,6 +272,12 @@ def test_a_damaged_artifact_is_a_compile_error_whatever_is_damaged(copy, damage)
     damage(folder)
     with pytest.raises(CompileError):
         load_artifact(folder, model)
+
+
+def test_a_file_that_only_people_read_refuses_no_artifact_whatever_is_in_it(copy):
+    folder, model = copy
+    (folder / "rank_0/graph/computation_graph.py").write_bytes(b"\xff graph")
+    assert load_artifact(folder, model).sources["computation_graph.py"] == "\ufffd graph"
 
 
 def test_an_artifact_for_another_model_is_refused(copy):

@@ -25,6 +25,7 @@ from kerf_runtime.compilation.backends import CompiledArtifact, backend_named
 from kerf_runtime.compilation.counters import compilation_counter
 from kerf_runtime.compilation.piecewise import PiecewiseBackend, TokenInput
 from kerf_runtime.compilation.plan import StitchPlan, stitch, stitched_source
+from kerf_runtime.compilation.stored import UNREADABLE
 from kerf_runtime.config.compilation import CompilerBackendName
 from kerf_runtime.config.key import canonical_json
 from kerf_runtime.errors import CompileError
@@ -37,7 +38,6 @@ TRANSFORMED_CODE = "transformed_code.py"
 
 _GRAPH = Path("rank_0/graph")
 _PIECES = Path("rank_0/pieces")
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
     """
     try:
         plan = StitchPlan.from_json(json.loads((folder / _GRAPH / "plan.json").read_text()))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CompileError(
             f"the stitching plan cannot be read: {error}", where=str(folder)
         ) from error
@@ -139,7 +139,7 @@ def load_artifact(folder: Path, model: nn.Module) -> LoadedArtifact:
     pieces, sources = {}, {TRANSFORMED_CODE: stitched_source(plan)}
     graph = folder / _GRAPH / COMPUTATION_GRAPH
     if graph.is_file():
-        sources[COMPUTATION_GRAPH] = graph.read_text()
+        sources[COMPUTATION_GRAPH] = _text(graph)
     for fingerprint in plan.piece_fingerprints:
         place = folder / _PIECES / fingerprint
         pieces[fingerprint] = _load_piece(
@@ -165,7 +165,7 @@ def _load_piece(
         if data["tokens"] is not None:
             index, dim = data["tokens"]
             tokens = TokenInput(int(index), None if dim is None else int(dim))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CompileError(f"a piece cannot be read: {error}", where=str(place)) from error
     calls = {}
     for size in (None, *sizes):
@@ -184,6 +184,11 @@ def _load_piece(
 def _generated_code(place: Path, fingerprint: str) -> dict[str, str]:
     """The Python code of a piece by the name it has in a dump."""
     return {
-        f"piece_{fingerprint}_{path.parent.name}.py": path.read_text()
+        f"piece_{fingerprint}_{path.parent.name}.py": _text(path)
         for path in sorted(place.glob("*/*.py"))
     }
+
+
+def _text(path: Path) -> str:
+    """What people read beside the artifact; it is never run, so no byte of it is a reason to refuse."""
+    return path.read_text(errors="replace")

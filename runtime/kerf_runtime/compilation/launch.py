@@ -12,12 +12,14 @@ import ast
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kerf_runtime.compilation import internals
+from kerf_runtime.compilation.stored import UNREADABLE
 from kerf_runtime.errors import CompileError
 
 __all__ = ["KernelLaunch", "load_kernel"]
@@ -62,7 +64,7 @@ class KernelLaunch:
         """The stored document, checked.
 
         Raises:
-            ValueError, KeyError, TypeError: it does not describe a launch.
+            one of ``stored.UNREADABLE``: it does not describe a launch.
         """
         data = json.loads(text)
         launch = cls(
@@ -84,7 +86,7 @@ class KernelLaunch:
             raise ValueError("warps, shared memory and scratch are no integers")
         if not self.function.isidentifier():
             raise ValueError(f"the function is called {self.function!r}")
-        if not all(name.isidentifier() for name in self.parameters):
+        if not all(name.isidentifier() and not iskeyword(name) for name in self.parameters):
             raise ValueError(f"the parameters are called {self.parameters}")
         if len(self.types) != len(self.passed) or not set(self.types) <= _TYPES:
             raise ValueError(f"{len(self.passed)} arguments have the types {self.types!r}")
@@ -142,7 +144,7 @@ def load_kernel(cubin: Path) -> Callable[..., None]:
     """
     try:
         launch = KernelLaunch.from_json(cubin.with_suffix(".json").read_text())
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise CompileError(
             f"the launch data of a kernel cannot be read: {error}", where=str(cubin)
         ) from error
@@ -153,7 +155,10 @@ def load_kernel(cubin: Path) -> Callable[..., None]:
         function, _registers, _spills = launcher._load_kernel(
             str(cubin), launch.function, launch.shared, torch.cuda.current_device()
         )
-    except RuntimeError as error:
+    except (
+        RuntimeError,
+        OverflowError,
+    ) as error:  # OverflowError: an integer that C has no room for
         raise CompileError(f"the driver refuses the kernel: {error}", where=str(cubin)) from error
     namespace: Mapping[str, Any] = {
         "launch": launcher._launch_kernel,

@@ -97,7 +97,7 @@ class StitchPlan:
         """The plan stored by ``to_json``.
 
         Raises:
-            ValueError, KeyError, TypeError: the data is no plan that can be run.
+            one of ``stored.UNREADABLE``: the data is no plan that can be run.
         """
         plan = cls(
             arguments=tuple(data["arguments"]),
