@@ -41,7 +41,7 @@ def test_an_empty_volume_is_a_miss_and_a_published_key_is_a_hit(tmp_path):
 def test_a_damaged_key_is_a_miss_with_the_reason_of_the_damage(tmp_path):
     publish(tmp_path)
     path = open_session(tmp_path).folder / "rank_0/graph/plan.json"
-    path.write_text("changed")
+    path.write_text("changed".ljust(path.stat().st_size))
     verdict = open_session(tmp_path).verdict
     assert (verdict.hit, verdict.reason) == (False, CacheReason.CHECKSUM_MISMATCH)
     assert str(path) in verdict.message

@@ -72,18 +72,31 @@ def test_any_changed_byte_of_any_file_is_refused(intact, data):
 
 
 @given(st.data())
-def test_a_file_that_grew_or_shrank_is_refused(intact, data):
-    name = data.draw(st.sampled_from(ALL_FILES))
+def test_a_cut_file_makes_the_key_incomplete_and_a_longer_one_is_a_mismatch(intact, data):
+    name = data.draw(st.sampled_from(sorted(FILES)))
     path = intact / name
     before = path.read_bytes()
     length = data.draw(st.integers(0, len(before) + 3).filter(lambda n: n != len(before)))
     path.write_bytes((before + b"abc")[:length])
+    cut = length < len(before)
     try:
-        assert reason(intact) is CacheReason.CHECKSUM_MISMATCH
-        if name in FILES:
-            assert reason(intact, checksums=False) is CacheReason.CHECKSUM_MISMATCH
+        for checksums in (True, False):
+            found = CacheReason.INCOMPLETE if cut else CacheReason.CHECKSUM_MISMATCH
+            assert reason(intact, checksums) is found
+            if cut:
+                said = f"{path} has {length} of {len(before)} bytes"
+                assert verify(intact, checksums).message == said
     finally:
         path.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "READY"])
+@pytest.mark.parametrize(
+    "change", [lambda raw: raw[:-2], lambda raw: raw + b" "], ids=["cut", "longer"]
+)
+def test_a_manifest_or_ready_of_another_length_is_refused(folder, name, change):
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    assert reason(folder) is CacheReason.CHECKSUM_MISMATCH
 
 
 @given(st.data())

@@ -71,7 +71,7 @@ class CacheStore:
 
         Args:
             key: the key.
-            checksums: compare the sha256 of everything (else only what is there and its sizes).
+            checksums: compare the sha256 of everything (else only the list of files and their sizes).
         """
         return verify_folder(self.path(key), key, checksums=checksums)
 

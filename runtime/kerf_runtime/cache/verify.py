@@ -1,7 +1,8 @@
 """Check a key's folder before anything in it is loaded.  Reads only; never raises for a bad folder.
 
 READY holds the sha256 of the manifest and the manifest that of every file, so that one changed byte
-anywhere is noticed.  The layout of READY, and the manifest's field ``format``, never change: a later
+anywhere is noticed.  What is missing, files or bytes of one, makes a key incomplete; what is other or more
+is a mismatch.  The layout of READY, and the manifest's field ``format``, never change: a later
 format is recognised as such.
 """
 
@@ -42,7 +43,7 @@ def verify_folder(folder: Path, key: str, *, checksums: bool) -> Manifest | Prob
     Args:
         folder: the key's folder.
         key: the key it must hold.
-        checksums: compare the sha256 of everything (else only what is there and its sizes).
+        checksums: compare the sha256 of everything (else only the list of files and their sizes).
     """
     try:
         return _verify(folder, key, checksums)
@@ -119,6 +120,9 @@ def _check_files(
             return Problem(CacheReason.INCOMPLETE, f"{path} is missing")
         if path.is_symlink():
             return _changed(path, "is a link")
-        if path.stat().st_size != entry.size or (checksums and file_sha256(path) != entry.sha256):
+        size = path.stat().st_size
+        if size < entry.size:  # what a copy that was broken off leaves
+            return Problem(CacheReason.INCOMPLETE, f"{path} has {size} of {entry.size} bytes")
+        if size > entry.size or (checksums and file_sha256(path) != entry.sha256):
             return _changed(path, "differs from the manifest")
     return None

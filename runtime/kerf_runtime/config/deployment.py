@@ -222,7 +222,7 @@ class CacheSpec(ConfigModel):
     )
     verification: CacheVerification = Field(
         CacheVerification.CHECKSUM,
-        description="Checksum: every file's sha256 is compared before anything is loaded. None: no check. Default Checksum.",
+        description="Checksum: every file's sha256 is compared before anything is loaded. None: only the key's factors, and that exactly the files the manifest lists are there in their sizes. Default Checksum.",
     )
 
 
