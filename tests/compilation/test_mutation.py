@@ -29,6 +29,7 @@ WRITES = {
     "custom operator": ("torch.ops.kerf.attention(", "kerf.attention"),
     "operator": ("torch.ops.aten.add_.Tensor(self.count, 1)", "aten.add_.Tensor"),
     "inplace flag": ("F.relu(self.count, inplace=True)", "relu"),
+    "inplace layer": ("self.limit(self.count)", "hardtanh"),
     "batch norm": ("F.batch_norm(x, self.count", "batch_norm"),
 }
 
@@ -123,18 +124,30 @@ aten = torch.ops.aten
         (graph_of(torch.nn.functional.relu, "z", inplace=True), []),
         (graph_of(torch.nn.functional.relu, "x", inplace=False), []),
         (graph_of(torch.nn.functional.relu, input="x", inplace=True), ["x"]),
+        (graph_of(torch.nn.functional.relu, "x", True), ["x"]),
+        (graph_of(torch.nn.functional.dropout, "y", 0.5, True, True), ["x"]),
+        (graph_of(torch.nn.functional.dropout, "x", 0.5, True), []),
         (graph_of(torch.nn.functional.batch_norm, "z", "x", "x"), []),
         (graph_of(torch.nn.functional.batch_norm, "z", "x", "x", training=True), ["x"]),
         (graph_of(torch.nn.functional.batch_norm, "z", "x", "y", None, None, True), ["x"]),
         (graph_of(torch.nn.functional.instance_norm, "z", "x", "x"), ["x"]),
         (graph_of(torch.nn.functional.embedding, "z", "x"), []),
         (graph_of(torch.nn.functional.embedding, "z", "x", max_norm=1.0), ["x"]),
+        (graph_of(torch.nn.functional.embedding, "z", "x", None, 1.0), ["x"]),
     ],
     ids=lambda value: "" if isinstance(value, list) else str(list(value.nodes)[-1].format_node()),
 )
 def test_writes_of_every_kind_are_found_by_schema_or_by_convention(graph, written):
     state = {"x": "x", "y": "x.view"}
     assert [write.name for write in find_state_writes(graph, state)] == written
+
+
+def test_a_write_that_no_node_looks_like_is_found_by_what_it_changed():
+    graph = graph_of(len, "x")
+    (placeholder, *_) = graph.nodes
+    placeholder.meta["example_value"][0].add_(1)
+    assert find_state_writes(graph, {"x": "x"}) == (StateWrite("x", "an operator", ""),)
+    assert find_state_writes(graph, {"z": "z"}) == ()
 
 
 def test_nothing_is_state_unless_it_is_said_to_be():

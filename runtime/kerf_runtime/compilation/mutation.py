@@ -9,8 +9,10 @@ runs (level 3).  Everything here is pure except ``refuse_state_writes``, which r
 from __future__ import annotations
 
 import dis
+import inspect
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -57,6 +59,9 @@ _INPLACE_OPERATORS = frozenset(
 def find_state_writes(graph: fx.Graph, state: Mapping[str, str]) -> tuple[StateWrite, ...]:
     """Every node that writes to a parameter or buffer, directly or through a view, in order.
 
+    Last come those that were written while tracing, as their counts of changes tell, by a node that does not
+    look like it.
+
     Args:
         graph: as Dynamo traced it; its nodes carry fake tensors in ``meta['example_value']``, which
             share storages where the real ones would.
@@ -74,7 +79,20 @@ def find_state_writes(graph: fx.Graph, state: Mapping[str, str]) -> tuple[StateW
         found += [
             StateWrite(name, _operator_name(node), _user_stack(node)) for name in names if name
         ]
-    return tuple(found)
+    known = {write.name for write in found}
+    changed = {
+        name: StateWrite(name, "an operator", "")
+        for node in graph.nodes
+        if node.op == "placeholder" and _changes(node)
+        if (name := owners.get(_storage(node))) and name not in known
+    }
+    return (*found, *changed.values())
+
+
+def _changes(node: fx.Node) -> int:
+    """How often the tensor of a node, or a view of it, was written while tracing."""
+    value = node.meta.get("example_value")
+    return value._version if isinstance(value, Tensor) else 0
 
 
 def _storage(node: fx.Node) -> int:
@@ -96,9 +114,18 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
     if name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"):
         yield from _nodes(node.args[:1])
     yield from _nodes(node.kwargs.get("out"))
-    if node.kwargs.get("inplace") is True:
+    if _arguments(node).get("inplace") is True:
         yield from _nodes(node.args[:1] or node.kwargs.get("input"))
     yield from _written_by_layers(node, name)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Arguments by name: all, if the function is Python's, else those that were given so."""
+    named = {}
+    if callable(node.target):
+        with suppress(TypeError, ValueError):  # it has no signature
+            named = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    return {**named, **node.kwargs}
 
 
 def _written_by_schema(
@@ -134,7 +161,7 @@ def _written_by_layers(node: fx.Node, name: str) -> Iterator[fx.Node]:
         yield from _nodes([argument(1, "running_mean", None), argument(2, "running_var", None)])
     if name == "instance_norm" and argument(5, "use_input_stats", True) is not False:
         yield from _nodes([argument(1, "running_mean", None), argument(2, "running_var", None)])
-    if name in ("embedding", "embedding_bag") and node.kwargs.get("max_norm") is not None:
+    if name in ("embedding", "embedding_bag") and _arguments(node).get("max_norm") is not None:
         yield from _nodes(argument(1, "weight", None))
 
 
