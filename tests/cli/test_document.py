@@ -45,7 +45,13 @@ def test_without_either_the_error_names_both():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "KERF_DEPLOYMENT: not valid JSON"), ("{}", "KERF_DEPLOYMENT: expected apiVersion")],
+    [
+        ("{", "KERF_DEPLOYMENT: not valid JSON"),
+        ("[" * 10000, "KERF_DEPLOYMENT: not valid JSON"),
+        ("9" * 5000, "KERF_DEPLOYMENT: not valid JSON"),
+        ("{}", "KERF_DEPLOYMENT: expected apiVersion"),
+    ],
+    ids=["cut", "deep", "long_number", "empty"],
 )
 def test_a_bad_environment_variable_is_named(text, message):
     with pytest.raises(ConfigError, match=message):

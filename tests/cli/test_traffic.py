@@ -109,6 +109,7 @@ def test_of_a_range_anything_computed_counts_as_the_sum_of_its_values():
         ("1,-2\n", "line 1: a count is a number of steps, not '-2'"),
         ("1,nan\n", "line 1: a count .* not 'nan'"),
         ('{"1": ', "not valid JSON"),
+        ('{"1": ' + "9" * 5000 + "}", "not valid JSON"),
         ('{"x": 3}', "entry 'x': a size .* not 'x'"),
         ('{"3": true}', "entry '3': a count .* not True"),
         ('{"3": [1]}', "entry '3': a count"),

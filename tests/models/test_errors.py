@@ -151,11 +151,14 @@ def test_an_unsupported_class_lists_the_supported_ones(folder: Path) -> None:
     ("text", "message"),
     [
         ("{", "not valid JSON: .* at line 1"),
+        ("[" * 10000, "not valid JSON: .*recursion"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "not valid JSON: .*digits"),
         ("[1]", "expected a JSON object, found list"),
         ("{}", "no architecture is named"),
         ('{"architectures": ["LlamaForCausalLM"]}', "num_attention_heads: the value is missing"),
         ("\udcff", "not UTF-8"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_a_bad_config_file_is_explained(folder: Path, text: str, message: str) -> None:
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -20,6 +20,7 @@ from tests.operator.builders import (
 )
 from tests.operator.statuses import condition, fold, report, serving
 
+from kerf_operator.checks.pods import parse_result
 from kerf_operator.observation import (
     ApplyFailure,
     DeploymentObservation,
@@ -362,3 +363,10 @@ def test_moving_dispatch_counters_alone_are_volatile() -> None:
     assert only_volatile(old, moved)
     gone = fold(replace(obs, pods=()), target)
     assert not only_volatile(old, gone)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", "[" * 4096, "9" * 5000], ids=lambda text: text[:9]
+)
+def test_a_termination_message_that_is_no_document_says_nothing(text: str) -> None:
+    assert parse_result(text) == {}

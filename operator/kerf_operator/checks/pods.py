@@ -149,7 +149,7 @@ def parse_result(text: str) -> dict[str, Any]:
     """The JSON object of a termination message; empty when it is something else."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -55,7 +55,7 @@ def read_document(
     elif DEPLOYMENT_VARIABLE in environ:
         try:
             data = json.loads(environ[DEPLOYMENT_VARIABLE])
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"not valid JSON: {error}", where=DEPLOYMENT_VARIABLE) from None
         document = parse_document(data, where=DEPLOYMENT_VARIABLE)
     else:

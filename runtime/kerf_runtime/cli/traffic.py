@@ -148,7 +148,7 @@ def _from_lines(text: str, where: str) -> Histogram:
 def _from_json(text: str, where: str) -> Histogram:
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}", where=where, hint=_HINT) from None
     if "status" in data or "resultType" in data:
         return _from_query(data, where)

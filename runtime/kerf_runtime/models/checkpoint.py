@@ -96,6 +96,8 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
             f"the file is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}",
             where=str(path),
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a deep nesting
+        raise ModelError(f"the file is not valid JSON: {error}", where=str(path)) from None
     if not isinstance(data, dict):
         raise ModelError(
             f"expected a JSON object, found {type(data).__name__}", where=str(path)

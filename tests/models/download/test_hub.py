@@ -31,6 +31,13 @@ def test_a_second_time_nothing_is_downloaded(hub: Hub, pull: Pull) -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10000], ids=["empty", "cut", "list", "deep"])
+def test_a_download_whose_list_cannot_be_read_is_made_again(pull: Pull, text: str) -> None:
+    first = pull()
+    (first.path / ".kerf-files.json").write_text(text)
+    assert contents(pull().path) == {name: FILES[name] for name in WANTED}
+
+
 def test_a_commit_that_is_here_needs_nobody_to_be_asked(hub: Hub, pull: Pull) -> None:
     first = pull(revision=COMMIT)
     hub.requests.clear()

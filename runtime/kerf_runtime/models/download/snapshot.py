@@ -325,7 +325,7 @@ def _read_list(version: Path) -> dict[str, Any]:
     try:
         found = json.loads((version / _LIST).read_text())
         return {"revision": found["revision"], "files": list(found["files"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"revision": None, "files": []}
 
 
