@@ -21,7 +21,7 @@ from kerf_runtime.cache import CacheSession
 from kerf_runtime.cache.manifest import first_difference
 from kerf_runtime.cache.session import DISABLE_VARIABLE
 from kerf_runtime.config import cache_key
-from kerf_runtime.errors import CacheError
+from kerf_runtime.errors import CacheError, ConfigError
 from kerf_runtime.reasons import CacheReason
 
 
@@ -151,6 +151,12 @@ def test_the_variable_turns_every_use_of_the_cache_off(tmp_path, monkeypatch):
     assert DISABLE_VARIABLE in session.verdict.message
     assert not session.may_write
     assert session.key == cache_key(DECLARED)
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_not_taken_for_off(tmp_path, monkeypatch):
+    monkeypatch.setenv(DISABLE_VARIABLE, "true")
+    with pytest.raises(ConfigError, match=f"{DISABLE_VARIABLE}: 'true' is neither on nor off"):
+        open_session(tmp_path)
 
 
 def test_without_a_folder_there_is_no_cache_and_nothing_to_write():

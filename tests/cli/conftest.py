@@ -53,6 +53,7 @@ def kerf(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         "KERF_CACHE_KEY",
         "KERF_API_KEY",
         "KERF_LOG_LEVEL",
+        "KERF_DISABLE_COMPILE_CACHE",
     ):
         monkeypatch.setenv(
             name, ""

@@ -143,6 +143,25 @@ def test_compiling_without_a_cache_is_refused_at_once(kerf, document, tmp_path, 
     assert "KERF_DISABLE_COMPILE_CACHE=1: there is no cache to compile into. Unset it" in done.err
 
 
+@pytest.mark.parametrize("command", ENGINE_COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("KERF_LOG_LEVEL", "bogus", "Write one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
+        ("KERF_DISABLE_COMPILE_CACHE", "true", "Write 1 for on, 0 for off"),
+    ],
+)
+def test_a_wrong_variable_of_an_engine_is_refused_before_one_starts(
+    kerf, document, model, monkeypatch, command, name, value, words
+):
+    monkeypatch.setenv(name, value)
+    done = kerf(*command, "-f", document, "--model-path", model)
+    assert done.code == 2
+    assert f"Error: {name}: {value!r} is" in done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
+
+
 def test_what_nobody_expected_is_in_the_result_file_and_the_json(
     kerf, document, tmp_path, monkeypatch
 ):

@@ -58,6 +58,9 @@ def test_rocm_refuses_until_told_to_try_and_says_why(gpu: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="never been tested") as raised:
         current_platform()
     assert "KERF_ALLOW_UNTESTED_PLATFORM=1" in str(raised.value.hint)
+    gpu.setenv("KERF_ALLOW_UNTESTED_PLATFORM", "yes")
+    with pytest.raises(ConfigError, match="'yes' is neither on nor off"):
+        current_platform()
     gpu.setenv("KERF_ALLOW_UNTESTED_PLATFORM", "1")
     platform = current_platform()
     assert isinstance(platform, RocmPlatform)

@@ -17,18 +17,23 @@ from kerf_runtime.cache.manifest import Manifest, first_difference
 from kerf_runtime.cache.store import CacheStore, Staging
 from kerf_runtime.cache.verify import Problem
 from kerf_runtime.config.key import cache_key, digest
+from kerf_runtime.environment import is_on
 from kerf_runtime.errors import CacheError
 from kerf_runtime.reasons import CacheReason
 
 __all__ = ["DISABLE_VARIABLE", "CacheSession", "CacheVerdict", "cache_disabled"]
 
 DISABLE_VARIABLE = "KERF_DISABLE_COMPILE_CACHE"
-"""Set to 1 to use no cache at all, for diagnosis."""
+"""A switch: 1 uses no cache at all, for diagnosis."""
 
 
 def cache_disabled() -> bool:
-    """Whether ``DISABLE_VARIABLE`` is set."""
-    return os.environ.get(DISABLE_VARIABLE) == "1"
+    """Whether ``DISABLE_VARIABLE`` is on.
+
+    Raises:
+        ConfigError: it is neither on nor off.
+    """
+    return is_on(os.environ, DISABLE_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class CacheSession:
             declared: declared factors (``config.declared_factors``).
             read_only: never write below ``root``.
             checksums: verify the sha256 of every file.
+
+        Raises:
+            ConfigError: ``DISABLE_VARIABLE`` is neither on nor off.
         """
         key = cache_key(declared)
         if root is None:

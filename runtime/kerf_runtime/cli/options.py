@@ -92,15 +92,20 @@ def engine_args(
     cache_read_only: bool = False,
     debug_dump_path: Path | None = None,
 ) -> EngineArgs:
-    """What the engine starts with; ``KERF_IMAGE`` and ``KERF_CACHE_KEY`` come from the environment.
+    """What the engine starts with; image, expected key and log level come from the environment.
 
     Raises:
+        ConfigError: a variable that an engine reads is wrong.
         ModelError: there is no usable model at the path.
     """
+    from kerf_runtime.cache.session import cache_disabled
     from kerf_runtime.cli.document import raw_document
     from kerf_runtime.engine.args import EngineArgs
+    from kerf_runtime.environment import log_level
     from kerf_runtime.models import read_model_config
 
+    level = log_level(os.environ)
+    cache_disabled()  # the engine asks as well: a wrong value must not cost the time either
     read_model_config(model_path)  # a wrong path must not cost the time to start an engine
     return EngineArgs(
         document=raw_document(document),
@@ -110,4 +115,5 @@ def engine_args(
         image=os.environ.get("KERF_IMAGE") or "local",
         expected_cache_key=os.environ.get("KERF_CACHE_KEY") or None,
         debug_dump_path=debug_dump_path,
+        log_level=level,
     )

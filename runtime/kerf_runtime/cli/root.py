@@ -17,6 +17,7 @@ import click
 
 from kerf_runtime import __version__
 from kerf_runtime.command_line import invoke
+from kerf_runtime.environment import LOG_LEVEL_VARIABLE
 
 __all__ = ["cli", "main", "run"]
 
@@ -65,7 +66,7 @@ def cli(debug: bool) -> None:
     Exit codes and shell completion: docs/cli.md.
     """
     if debug:
-        os.environ["KERF_LOG_LEVEL"] = "DEBUG"  # for the engine process
+        os.environ[LOG_LEVEL_VARIABLE] = "DEBUG"  # for the engine process
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

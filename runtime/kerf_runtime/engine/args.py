@@ -23,6 +23,7 @@ class EngineArgs:
             start if its own is another one.  None outside a cluster: the model is then identified by
             its configuration, because a path on somebody's machine names nothing.
         debug_dump_path: folder for graphs and generated code, or None.
+        log_level: of the process that the engine runs in.
     """
 
     document: dict[str, Any]
@@ -32,3 +33,4 @@ class EngineArgs:
     image: str = "local"
     expected_cache_key: str | None = None
     debug_dump_path: Path | None = None
+    log_level: str = "INFO"

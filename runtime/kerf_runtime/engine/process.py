@@ -262,7 +262,7 @@ def _main(args: EngineArgs, addresses: Addresses, spawned: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent(addresses.folder)
     logging.basicConfig(
-        level=os.environ.get("KERF_LOG_LEVEL", "INFO").upper(),
+        level=args.log_level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -14,6 +14,7 @@ import torch
 
 from kerf_runtime.config.engine import DType
 from kerf_runtime.config.resolve import AttentionGraphSupport, PlatformFacts
+from kerf_runtime.environment import is_on
 from kerf_runtime.errors import ConfigError
 from kerf_runtime.platforms.cuda import CudaPlatform
 
@@ -30,7 +31,7 @@ class RocmPlatform(CudaPlatform):
     """
 
     def __init__(self) -> None:
-        if os.environ.get(_PERMISSION) != "1":
+        if not is_on(os.environ, _PERMISSION):
             raise ConfigError(
                 "the ROCm platform has never been tested: neither graphs nor attention kernels have run "
                 "on an AMD GPU",
