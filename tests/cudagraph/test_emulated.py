@@ -209,6 +209,10 @@ def test_random_programs_of_views_and_writes_replay_as_they_run(steps):
         lambda x: torch.masked_select(x, x > 0),
         lambda x: x.unique(),
         lambda x: x if torch.equal(x, x) else -x,
+        lambda x: x * x.tolist()[0][0],
+        lambda x: x * float(x.numpy().sum()),
+        lambda x: x * torch.tensor([1.0, [x[0, 0]][0], 2.0]),
+        lambda x: x.repeat_interleave(torch.tensor([1, 2]), 0),
     ],
     ids=[
         "item",
@@ -222,6 +226,10 @@ def test_random_programs_of_views_and_writes_replay_as_they_run(steps):
         "masked_select",
         "unique",
         "equal",
+        "tolist",
+        "numpy",
+        "tensor",
+        "repeat_interleave",
     ],
 )
 def test_waiting_for_a_value_is_an_error_that_names_the_line(function):

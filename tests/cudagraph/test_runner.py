@@ -305,18 +305,25 @@ def test_a_forward_that_waits_during_capture_is_an_error_that_leaves_no_graph(sh
 
 
 class CountsItsCalls(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, in_a_list):
         super().__init__()
         self.register_buffer("calls", torch.zeros(1))
+        self.in_a_list = in_a_list
 
     def forward(self, input_ids, positions):
-        self.calls += 1
+        if self.in_a_list:
+            torch._foreach_add_([input_ids.clone(), self.calls], 1)
+        else:
+            self.calls += 1
         return input_ids + positions
 
 
-def test_a_forward_that_writes_to_a_buffer_is_refused_before_anything_is_recorded(shallow):
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_a_forward_that_writes_to_a_buffer_is_refused_before_anything_is_recorded(
+    shallow, in_a_list
+):
     loaded, effective, _ = start(0, "FULL", shallow)
-    model = CountsItsCalls()
+    model = CountsItsCalls(in_a_list)
     runner = GraphRunner(
         Bare(model),
         effective,

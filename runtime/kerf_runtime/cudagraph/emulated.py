@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -27,8 +28,15 @@ from kerf_runtime.forward_context import ForwardContext, get_forward_context, se
 __all__ = ["EmulatedStaticGraph", "record_opaque_call"]
 
 _UNINITIALISED = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
-# Under inference mode composite operators arrive whole, so these two hide behind their own names.
-_SYNCING = (torch.ops.aten.is_nonzero.default, torch.ops.aten.where.default)
+# Under inference mode composite operators arrive whole, so these hide behind their own names.
+_SYNCING = (
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.where.default,
+    torch.ops.aten.repeat_interleave.self_Tensor,
+)
+# On the CPU these read memory and call no operator that reads.
+_READING = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+_MAKING = (torch.tensor, torch.as_tensor)
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 _FRAMEWORK = (str(Path(torch.__file__).parent), __file__)
 
@@ -54,6 +62,11 @@ class _Recorder(TorchDispatchMode):
         """Address -> bytes of every storage that was allocated during the capture."""
         self._paused = False
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether what runs is inside of one recorded call."""
+        return self._paused
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Say no: torch would wrap the dispatch below so that its first call imports Dynamo, which
@@ -72,7 +85,8 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         flat, _ = tree_flatten((args, kwargs))
         _check_recordable(func, args)
-        result = func(*args, **kwargs)
+        with self.paused():
+            result = func(*args, **kwargs)
         read = {_storage(t) for t in flat if isinstance(t, Tensor)}
         results = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
         fresh = [t for t in results if _storage(t) not in read]
@@ -95,11 +109,11 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._paused = False
+            self._paused = before
 
     def opaque(
         self, call: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any]
@@ -111,6 +125,32 @@ class _Recorder(TorchDispatchMode):
         self._allocate([t for t in tensors if _storage(t) not in read])
         self.nodes.append(_Node(lambda *args: call(list(args)), tuple(inputs), {}, outputs))
         return outputs
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses what reads values on the CPU without a call that the recorder sees; a GPU would wait for them."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if not self._recorder.is_paused and _reads(func, args):
+            raise _waiting(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _reads(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function of Python's reads the values of a tensor."""
+    made_of = args[0] if func in _MAKING and args else None
+    parts = made_of if isinstance(made_of, (list, tuple)) else ()
+    return func in _READING or any(isinstance(part, Tensor) for part in tree_flatten(parts)[0])
 
 
 def _storage(tensor: Tensor) -> int:
@@ -126,17 +166,21 @@ def _check_recordable(func: Any, args: tuple[Any, ...]) -> None:
     elif torch.Tag.dynamic_output_shape in func.tags:
         data_dependent = True
     if data_dependent:
-        raise CaptureError(
-            f"the forward calls {func}, which waits for a value during capture",
-            where=_calling_line(),
-            hint="Remove .item(), data-dependent branches, boolean masks and nonzero from the forward",
-        )
+        raise _waiting(func)
     if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.detach_.default:
         raise CaptureError(
             f"the forward calls {func}, which changes the shape of a tensor in place",
             where=_calling_line(),
             hint="Use the form that returns a view, without the underscore",
         )
+
+
+def _waiting(func: Any) -> CaptureError:
+    return CaptureError(
+        f"the forward calls {func}, which waits for a value during capture",
+        where=_calling_line(),
+        hint="Remove .item(), .tolist(), data-dependent branches, boolean masks and nonzero from the forward",
+    )
 
 
 def _calling_line() -> str | None:
@@ -193,7 +237,7 @@ class EmulatedStaticGraph:
         self._context = get_forward_context()
         _recorder = recorder
         try:
-            with recorder:
+            with _Reads(recorder), recorder:
                 self._output = runnable(*inputs)
         finally:
             _recorder = None

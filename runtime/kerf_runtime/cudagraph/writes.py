@@ -51,15 +51,20 @@ class WriteWatch(TorchDispatchMode):
         if func._schema.is_mutable:
             for index, argument in enumerate(func._schema.arguments):
                 value = args[index] if index < len(args) else kwargs.get(argument.name)
-                written = argument.alias_info is not None and argument.alias_info.is_write
-                if written and isinstance(value, Tensor) and _storage(value) in self._names:
-                    raise CaptureError(
-                        f"the forward writes to {self._names[_storage(value)]!r} with {func}: every "
-                        "replay and every warm-up would write again",
-                        where=_culprit(),
-                        hint="Compute a new tensor instead, or keep the value outside the model",
-                    )
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self._refuse(func, value)
         return func(*args, **kwargs)
+
+    def _refuse(self, func: Any, written: Any) -> None:
+        """Raise if a watched tensor is or is among what is written."""
+        for value in written if isinstance(written, (list, tuple)) else [written]:
+            if isinstance(value, Tensor) and (name := self._names.get(_storage(value))):
+                raise CaptureError(
+                    f"the forward writes to {name!r} with {func}: every replay and every warm-up would "
+                    "write again",
+                    where=_culprit(),
+                    hint="Compute a new tensor instead, or keep the value outside the model",
+                )
 
 
 def _storage(tensor: Tensor) -> int:
