@@ -208,8 +208,8 @@ def test_an_aborted_request_says_nothing_more_and_frees_its_blocks(eager: Engine
 
 def test_a_refused_request_changes_nothing(eager: EngineCore) -> None:
     before = eager.stats()
-    with pytest.raises(RequestError, match="128 tokens, which leaves no room"):
-        eager.add(AddRequest("long", [1] * 128, SamplingParams(max_tokens=1)))
+    with pytest.raises(RequestError, match="129 tokens, above maxModelLen 128"):
+        eager.add(AddRequest("long", [1] * 129, SamplingParams(max_tokens=1)))
     assert eager.stats() == before
 
 

@@ -70,6 +70,18 @@ def test_a_second_time_and_after_a_request_that_did_not_ask_it_is_the_same(core,
     assert [o.token_ids for o in first] == [o.token_ids for o in again]
 
 
+def test_a_prompt_that_fills_the_model_is_told_whole_and_yields_one_token(
+    core, tiny_model, tiny_prompts
+):
+    prompt = [token for some in tiny_prompts for token in some][:128]
+    assert len(prompt) == core.engine.effective.max_model_len
+    [output] = answers(core, AddRequest("full", prompt, ASK))["full"]
+    assert (len(output.token_ids), output.finish_reason) == (1, "length")
+    own = torch.tensor([entry.logprob for entry in output.prompt_logprobs[1:]])
+    torch.testing.assert_close(own, reference(tiny_model, prompt), atol=2e-4, rtol=0)
+    assert core.stats()["kv_blocks_used"] == 0
+
+
 def test_requests_that_lose_their_blocks_tell_everything_once(tiny_path, tiny_model, tiny_prompts):
     few = started(engine_args(tiny_path, engine={"kvCacheMemory": "100Ki", "maxModelLen": 64}))
     ask = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=0, prompt_logprobs=True)

@@ -206,7 +206,7 @@ def test_an_abort_while_the_step_runs_drops_its_token() -> None:
     ("prompt", "max_tokens", "field", "message"),
     [
         ([], 4, "prompt", "the prompt is empty"),
-        (list(range(64)), 4, "prompt", "64 tokens, which leaves no room"),
+        (list(range(65)), 4, "prompt", "65 tokens, above maxModelLen 64"),
         ([1], 0, "max_tokens", "max_tokens is 0"),
         ([100], 4, "prompt", "token id 100"),
         ([-1], 4, "prompt", "token id -1"),
@@ -483,7 +483,7 @@ class Simulation:
         alike, own = chance.randint(0, 20), chance.randint(1, 5)
         prompt = [pattern[i % len(pattern)] for i in range(alike)]
         prompt += [chance.randrange(3) for _ in range(own)]
-        prompt = prompt[: limits.max_model_len - 1]
+        prompt = prompt[: limits.max_model_len]
         name = str(len(self.texts))
         self.texts[name] = list(prompt)
         self.live[name] = add(
@@ -546,9 +546,9 @@ class Simulation:
         return sampled
 
     def most(self, request: Request) -> int:
-        """The length of the longest answer."""
+        """The length of the longest answer; a prompt that fills the model has one token all the same."""
         room = self.scheduler.limits.max_model_len - request.prompt_length
-        return min(request.params.max_tokens, room)
+        return min(request.params.max_tokens, max(1, room))
 
     def complete_until(self, left: int) -> None:
         while len(self.steps) > left:

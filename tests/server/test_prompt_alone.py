@@ -42,3 +42,19 @@ def test_without_echo_nothing_would_be_answered(serve, client, fields):
 def test_at_least_as_many_tokens_as_none_are_too_many(serve, client):
     response = complete(serve(client), max_tokens=0, echo=True, min_tokens=1)
     assert "min_tokens is 1" in error_of(response, 400, "min_tokens")["message"]
+
+
+@pytest.mark.parametrize("prompt", ["x" * 64, [ord("x")] * 64], ids=["text", "tokens"])
+def test_a_prompt_alone_may_fill_the_model(serve, client, prompt):
+    body = complete(serve(client), prompt=prompt, max_tokens=0, echo=True, logprobs=0).json()
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("x" * 64, "length")
+    assert len(choice["logprobs"]["tokens"]) == body["usage"]["total_tokens"] == 64
+
+
+def test_a_longer_prompt_alone_is_refused_without_a_word_of_an_answer(serve, client):
+    response = complete(serve(client), prompt="x" * 65, max_tokens=0, echo=True)
+    message = error_of(response, 400, "prompt")["message"]
+    assert "the prompt has 65 tokens, above the model's limit of 64 tokens" in message
+    assert "Shorten it to 64 tokens or less" in message
+    assert client.seen == []

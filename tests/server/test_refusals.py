@@ -334,7 +334,7 @@ def test_two_different_limits_are_refused(serve):
 def test_a_prompt_above_the_models_limit_is_400_with_both_numbers(serve):
     http = serve()
     error = error_of(complete(http, prompt="x" * 64), 400, "prompt")
-    assert "64 tokens" in error["message"]
+    assert "64 tokens, which leaves no room for an answer" in error["message"]
     assert "Shorten it to 63 tokens or less" in error["message"]
     messages = [{"role": "user", "content": "x" * 100}]
     assert "117 tokens" in error_of(chat(http, messages=messages), 400, "messages")["message"]

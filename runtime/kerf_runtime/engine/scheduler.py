@@ -48,7 +48,7 @@ class SchedulerLimits:
     Attributes:
         max_num_seqs: requests in one step.
         max_num_batched_tokens: tokens in one step; at least ``max_num_seqs``.
-        max_model_len: tokens of one request, prompt and answer together.
+        max_model_len: tokens of one request, prompt and answer together; a prompt of as many yields one more.
         vocab_size: token ids are below it.
         block_size: tokens per cache block.
         num_blocks: cache blocks; enough for one request of ``max_model_len`` tokens.
@@ -169,10 +169,10 @@ class Scheduler:
             raise RequestError(f"request id {request_id!r} is already in use", where="request_id")
         if not prompt:
             raise RequestError("the prompt is empty", where="prompt")
-        if len(prompt) >= limits.max_model_len:
+        # The last token of an answer is not computed: a prompt that fills the model still yields one.
+        if len(prompt) > limits.max_model_len:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room for an answer within "
-                f"maxModelLen {limits.max_model_len}",
+                f"the prompt has {len(prompt)} tokens, above maxModelLen {limits.max_model_len}",
                 where="prompt",
                 hint="Shorten the prompt or raise engine.maxModelLen",
             )

@@ -274,19 +274,23 @@ def _admitted(
 
 
 def _fit(prompt: int, limit: int, max_model_len: int, *, explicit: bool, where: str) -> int:
-    """Tokens that may be generated; a default limit shrinks to what fits, an explicit one is kept."""
+    """Tokens that may be generated; a default limit shrinks to what fits, an explicit one is kept.
+
+    Where none is asked for, a prompt may fill the model: the token that is computed all the same is fed to nobody.
+    """
     room = max_model_len - prompt
+    least = min(limit, 1)
     problem: KerfError | None = None
     if prompt == 0:
         problem = RequestError(
             "the prompt has no tokens", where=where, hint="Send at least one token"
         )
-    elif room < 1:
+    elif room < least:
+        excess = ", which leaves no room for an answer within" if least else ", above"
         problem = RequestError(
-            f"the prompt has {prompt} tokens, and the model's limit is {max_model_len} tokens for "
-            "prompt and answer together",
+            f"the prompt has {prompt} tokens{excess} the model's limit of {max_model_len} tokens",
             where=where,
-            hint=f"Shorten it to {max_model_len - 1} tokens or less",
+            hint=f"Shorten it to {max_model_len - least} tokens or less",
         )
     elif explicit and limit > room:
         problem = RequestError(
