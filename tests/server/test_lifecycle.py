@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
@@ -12,14 +13,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from tests.engine.scripted import DIE, GO_ON, STUCK
 from tests.patience import PATIENCE, eventually, join
 
-from kerf_runtime.errors import ConfigError
-from kerf_runtime.server.lifecycle import bind
+from kerf_runtime.errors import ConfigError, EngineError
+from kerf_runtime.server.lifecycle import _drain, bind
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,7 +155,7 @@ def test_an_idle_server_stops_at_once_on_an_interrupt(served):
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_a_second_interrupt_does_not_wait_for_running_requests(served):
+def test_a_second_interrupt_does_not_wait_for_running_requests(served, capfd):
     server = served()
     assert server.line() == "ready"
     asking = server.ask()
@@ -163,6 +165,34 @@ def test_a_second_interrupt_does_not_wait_for_running_requests(served):
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 0
     join(asking)
+    said = capfd.readouterr().err
+    assert "ending with 1 requests still running: a second interrupt\n" in said
+    assert "drain limit" not in said
+
+
+@pytest.mark.parametrize(
+    ("failure", "forced", "why"),
+    [
+        (None, False, "the drain limit of 0.01 s"),
+        (None, True, "a second interrupt"),
+        (EngineError("out of memory"), False, "the engine failed: out of memory"),
+    ],
+)
+def test_why_requests_were_not_waited_for_is_said(caplog, failure, forced, why):
+    async def drain() -> None:
+        force = asyncio.Event()
+        if forced:
+            force.set()
+        seconds = 3600 if forced or failure else 0.01
+        settings = SimpleNamespace(drain_seconds=seconds)
+        state = SimpleNamespace(outstanding=3, settings=settings, error=lambda: failure)
+        state.refuses_new_requests = lambda: True
+        await _drain(state, force)
+
+    asyncio.run(drain())
+    assert [record.message for record in caplog.records] == [
+        f"ending with 3 requests still running: {why}"
+    ]
 
 
 def test_an_engine_failure_turns_probes_off_and_ends_the_process_with_its_exit_code(

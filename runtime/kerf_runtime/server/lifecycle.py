@@ -222,10 +222,19 @@ async def _until_over(state: ServerState, http: asyncio.Task[None], stop: asynci
 
 async def _drain(state: ServerState, force: asyncio.Event) -> None:
     """Wait until nothing runs and endpoints had time to forget us, at most ``drain_seconds``."""
-    deadline = time.monotonic() + state.settings.drain_seconds
+    limit = state.settings.drain_seconds
+    deadline = time.monotonic() + limit
     while time.monotonic() < deadline and not force.is_set() and state.error() is None:
         if state.outstanding == 0 and state.refuses_new_requests():
             return
         await asyncio.sleep(_POLL_SECONDS)
-    if state.outstanding:
-        logger.warning("%d requests were still running at the drain limit", state.outstanding)
+    if not state.outstanding:
+        return
+    error = state.error()
+    if error is not None:
+        why = f"the engine failed: {error}"
+    elif force.is_set():
+        why = "a second interrupt"
+    else:
+        why = f"the drain limit of {limit:g} s"
+    logger.warning("ending with %d requests still running: %s", state.outstanding, why)
