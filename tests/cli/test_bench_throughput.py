@@ -80,8 +80,16 @@ def test_a_server_that_knows_no_ignore_eos_is_told_apart(kerf):
     with peer(lambda n: refusal) as server:
         done = kerf("bench", "throughput", "--base-url", server.url, "--model", "x")
     assert done.code == 1
-    assert "none of 1 requests was answered: HTTP 400" in done.err
+    assert "none of 1 warm-up requests was answered: HTTP 400" in done.err
     assert "--no-ignore-eos" in done.err
+
+
+def test_a_server_that_answers_nothing_that_counts_is_told_from_one_that_did_not_warm_up(kerf):
+    with peer(lambda n: (503, b"busy")) as server:
+        ask = ("bench", "throughput", "--base-url", server.url, "--model", "x")
+        done = kerf(*ask, "--num-requests", 5, "--warm-up", 0)
+    assert done.code == 1
+    assert "none of 5 requests was answered: HTTP 503" in done.err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress
         warm_up: requests before the first that counts.
 
     Raises:
-        KerfError: no request was answered.
+        KerfError: no request was answered, of those that warm up or of those that count.
     """
     # Planned together, so that a warm-up puts nothing of the load into a prefix cache.
     everything = plan(Load(**{**asdict(load), "requests": warm_up + load.requests}))
@@ -43,7 +43,7 @@ def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress
     if warm_up:
         progress("warm-up", f"{warm_up} requests", None)
         outcomes = asyncio.run(run_load(target, first, concurrency=load.concurrency))
-        _check(outcomes)
+        _check(outcomes, "warm-up requests")
         offset = first[-1].at
         counted = [type(r)(r.at - offset, r.prompt, r.output_len) for r in counted]
     report = _Report(progress, load.requests)
@@ -53,7 +53,7 @@ def measure(target: Target, load: Load, *, warm_up: int, progress: PhaseProgress
     )
     spent = time.process_time() - spent
     progress.finish()
-    _check(outcomes)
+    _check(outcomes, "requests")
     found = summarize(outcomes)
     found["clientCpuShare"] = spent / found["seconds"]
     return {
@@ -122,7 +122,7 @@ class _Report:
         self._progress("requests", text, self._done / self._total)
 
 
-def _check(outcomes: list[Outcome]) -> None:
+def _check(outcomes: list[Outcome], what: str) -> None:
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if len(errors) < len(outcomes):
         return
@@ -131,4 +131,4 @@ def _check(outcomes: list[Outcome]) -> None:
         hint = "--no-ignore-eos asks only for what OpenAI's API has"
     elif "stream_options" in errors[0]:
         hint = "The server must be able to stream with usage"
-    raise KerfError(f"none of {len(errors)} requests was answered: {errors[0]}", hint=hint)
+    raise KerfError(f"none of {len(errors)} {what} was answered: {errors[0]}", hint=hint)
