@@ -266,7 +266,7 @@ def table(record: dict[str, Any]) -> Iterator[str]:
         f"clients. What did not add up: {'; '.join(found['problems']) or 'nothing'}."
     )
     yield ""
-    yield "| process | MiB after a fifth | MiB in the end | grew by |"
+    yield "| process | MiB after a fifth | MiB in the end | median of the last fifth less that of the second, MiB |"
     yield "|---|---|---|---|"
     for name, row in found["memory"].items():
         cells = (row["after"], row["end"], row["growth"])

@@ -94,4 +94,5 @@ def test_the_record_becomes_a_section_of_the_readme(soaked):
     text = "\n".join(soak.table(soak.to_record(soaked, clients=16)))
     assert f"{REQUESTS} requests of 16 clients" in text
     assert "What did not add up: nothing." in text
+    assert "| median of the last fifth less that of the second, MiB |" in text
     assert "| engine |" in text
