@@ -1,4 +1,4 @@
-"""The engine on CUDA at level 0: the answers of the CPU in every mode, and steps that wait for nothing else."""
+"""The engine on CUDA at levels 0 to 2: the answers of the CPU in every mode, and steps that wait for nothing else."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def test_every_mode_answers_like_the_cpu(mode: str, tiny: tuple[Path, list[list[
         assert generate(core, PROMPTS[:2], together=False) == answers[:2]
     totals = core.report()["dispatch"]
     assert (totals["FULL"] > 0) is (mode != "NONE")
+
+
+@pytest.mark.parametrize(("level", "mode"), [(1, "NONE"), (1, "FULL"), (2, "NONE"), (2, "FULL")])
+def test_levels_1_and_2_answer_like_the_cpu(
+    level: int, mode: str, tiny: tuple[Path, list[list[int]]]
+) -> None:
+    folder, answers = tiny
+    core = started(make_args(folder, level=level, mode=mode))
+    assert core.report()["effective"]["level"] == level
+    assert core.report()["effective"]["mode"] == mode
+    assert generate(core, PROMPTS) == answers
+    with compilation_counter.expect(
+        dynamo_traces=0, inductor_compilations=0, graphs_captured=0, captures_after_startup=0
+    ):
+        assert generate(core, PROMPTS) == answers
+    assert (core.report()["dispatch"]["FULL"] > 0) is (mode == "FULL")
 
 
 @pytest.mark.parametrize(

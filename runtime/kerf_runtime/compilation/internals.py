@@ -37,6 +37,7 @@ _PLACES: Mapping[str, str] = {
     "convert_frame": "torch._dynamo:convert_frame",
     "dynamo_config": "torch._dynamo:config",
     "eval_frame": "torch._C:_dynamo.eval_frame",
+    "is_in_torch_dispatch_mode": "torch.utils._python_dispatch:is_in_torch_dispatch_mode",
     "mark_dynamic": "torch._dynamo:mark_dynamic",
     "reset_dynamo": "torch._dynamo:reset",
     "symbolic_convert": "torch._dynamo:symbolic_convert",

@@ -14,6 +14,7 @@ import inspect
 import io
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -47,6 +48,7 @@ from kerf_runtime.compilation.trace import (
     tracing,
 )
 from kerf_runtime.config.compilation import CompilationLevel, CompilerBackendName
+from kerf_runtime.cudagraph.emulated import record_opaque_call
 from kerf_runtime.errors import CompileError, GraphBreakError
 
 __all__ = ["CompiledForward", "check_same_layout", "decompiled"]
@@ -103,7 +105,7 @@ class CompiledForward:
         self.code: CodeType | None = None
         self._run: Callable[..., Any] = self._first_call
         if level is CompilationLevel.DYNAMO_AS_IS:
-            self._run = torch.compile(model.forward, backend=self._compile_again)
+            self._run = _outside_of_modes(model.forward, self._compile_again)
             count_guard_evaluations()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,9 +222,11 @@ class CompiledForward:
         forward = self.support.forward
         assert isinstance(forward, FunctionType)
         names = dynamo.compiled_names(code)
+        # An emulated graph sees no kernel of Inductor: the whole graph is one recorded call.
+        recordable = partial(_recorded, compiled)
         function = FunctionType(
             code,
-            {**forward.__globals__, **dict.fromkeys(names, compiled)},
+            {**forward.__globals__, **dict.fromkeys(names, recordable)},
             forward.__name__,
             forward.__defaults__,
             forward.__closure__,
@@ -246,6 +250,27 @@ def _alone(value: Any) -> Any:
             for key, tensor in tensors_of(value)
         }
     return alone[""] if isinstance(value, Tensor) else IntermediateTensors(alone)
+
+
+def _outside_of_modes(
+    forward: Callable[..., Any], backend: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``forward`` through ``torch.compile``, and as it is under a dispatch mode (a watched or emulated recording).
+
+    There Dynamo would leave the forward alone and compile what operators call, and the mode itself.
+    """
+    compiled = torch.compile(forward, backend=backend)
+    alone = torch.compiler.disable(forward)
+    watched = internals.is_in_torch_dispatch_mode
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (alone if watched() else compiled)(*args, **kwargs)
+
+    return run
+
+
+def _recorded(compiled: Callable[..., Any], *inputs: Any) -> Any:
+    return record_opaque_call(lambda given: compiled(*given), inputs)
 
 
 def _stop(*_: Any) -> Any:
