@@ -152,10 +152,10 @@ def test_compiling_without_a_cache_is_refused_at_once(kerf, document, tmp_path, 
     ],
 )
 def test_a_wrong_variable_of_an_engine_is_refused_before_one_starts(
-    kerf, document, model, monkeypatch, command, name, value, words
+    kerf, document, tmp_path, monkeypatch, command, name, value, words
 ):
     monkeypatch.setenv(name, value)
-    done = kerf(*command, "-f", document, "--model-path", model)
+    done = kerf(*command, "-f", document, "--model-path", tmp_path / "not looked at")
     assert done.code == 2
     assert f"Error: {name}: {value!r} is" in done.err
     assert words in done.err

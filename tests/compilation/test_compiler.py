@@ -26,7 +26,7 @@ def compile_it(model, *, ops=ATTENTION, options=None):
     )
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 2, 3, 12])
 def test_a_model_of_n_layers_compiles_each_kind_of_piece_once(layers):
     loaded = models.tiny(layers)
     distinct = min(layers + 1, 3)

@@ -1,7 +1,7 @@
 """Static graphs on the CPU: the contract of a CUDA graph, without its speed.
 
 Capture runs the forward once under a dispatch mode that records every operator call, with the very
-tensors it read and wrote; compiled pieces are recorded as one opaque call each.  Replay runs the
+tensors it read and wrote; a compiled piece, or a forward compiled whole, is one opaque call.  Replay runs the
 recorded calls on the recorded tensors: no model code, no stitching, no shapes computed.  Reported as
 ``emulated`` everywhere.  It exists so that dispatch, capture bookkeeping, metrics and the whole
 cluster flow are the real ones on machines without a GPU.
