@@ -295,7 +295,10 @@ def test_bad_requests_are_refused_and_the_server_stays_up(server):
     assert status(max_tokens=-1) == 400
     too_long = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 500})
     assert too_long.status_code == 400
-    assert f"500 tokens, and the model's limit is {MAX_LENGTH}" in too_long.text
+    assert (
+        f"leaves no room for an answer within the model's limit of {MAX_LENGTH} tokens"
+        in too_long.text
+    )
     assert status(unknown_option=1) == 400
     assert status(model="other") == 404
     assert server.http.get("/ready").status_code == 200
