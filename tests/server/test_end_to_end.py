@@ -295,10 +295,9 @@ def test_bad_requests_are_refused_and_the_server_stays_up(server):
     assert status(max_tokens=-1) == 400
     too_long = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 500})
     assert too_long.status_code == 400
-    assert (
-        f"leaves no room for an answer within the model's limit of {MAX_LENGTH} tokens"
-        in too_long.text
-    )
+    told = too_long.json()["error"]["message"]
+    assert "the prompt has 500 tokens, which leaves no room for an answer within" in told
+    assert f"the model's limit of {MAX_LENGTH} tokens" in told
     assert status(unknown_option=1) == 400
     assert status(model="other") == 404
     assert server.http.get("/ready").status_code == 200

@@ -155,10 +155,8 @@ def load_kernel(cubin: Path) -> Callable[..., None]:
         function, _registers, _spills = launcher._load_kernel(
             str(cubin), launch.function, launch.shared, torch.cuda.current_device()
         )
-    except (
-        RuntimeError,
-        OverflowError,
-    ) as error:  # OverflowError: an integer that C has no room for
+    except (RuntimeError, OverflowError) as error:
+        # OverflowError: an integer that C has no room for.
         raise CompileError(f"the driver refuses the kernel: {error}", where=str(cubin)) from error
     namespace: Mapping[str, Any] = {
         "launch": launcher._launch_kernel,
